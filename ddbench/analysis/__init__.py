@@ -1,0 +1,1 @@
+"""From a run folder to numbers: frames, settings, metrics, statistics, identities. No torch here."""

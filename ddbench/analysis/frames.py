@@ -1,0 +1,352 @@
+"""Run folder -> `RunFrames`: tidy tables with one row per request, round, step, stage sample, pass, cost.
+
+First step of every analysis; reads JSON and parquet, computes nothing but keys. Every row carries the case it came
+from and what defines that case (arm, label, concurrency, node budget, parts). Two columns are derived here because
+later steps cannot do without them:
+
+- `pass_index`: which repeat of the clean pass a row belongs to. The files hold the passes one after another, so it is
+  the number of earlier rows with the same key.
+- `unit`: what statistics resample. It is the prompt, since two requests for one prompt are not independent.
+
+A file that is absent, damaged or of another shape is a `SchemaError` that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, NoReturn, get_origin
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ddbench.errors import SchemaError, UserError
+from ddbench.records import (
+    CaseResult,
+    FailedResult,
+    IncorrectResult,
+    Manifest,
+    OkResult,
+    RequestRecord,
+    ResultFile,
+    RoundRecord,
+    StageSample,
+    StepRecord,
+)
+from ddbench.spec import PART_FIELDS, Case, Record, from_json
+
+SCHEMA_VERSION = 1
+TABLES: dict[str, type[Record]] = {
+    "requests": RequestRecord,
+    "rounds": RoundRecord,
+    "steps": StepRecord,
+    "stages": StageSample,
+}
+# What every row of every table says about its case.
+CONTEXT_COLUMNS: tuple[str, ...] = (
+    "run",
+    "case_id",
+    "setting",
+    "arm",
+    "label",
+    "block",
+    "concurrency",
+    "node_budget",
+    *PART_FIELDS,
+)
+
+
+@dataclass(frozen=True)
+class RunFrames:
+    """One run, or several merged ones (column `run` tells them apart)."""
+
+    manifests: tuple[Manifest, ...]
+    results: Mapping[tuple[str, str], CaseResult]  # (run, case_id) -> the whole record, for its nested facts
+    cases: pd.DataFrame  # one row per case with a result, whatever its status
+    requests: pd.DataFrame
+    rounds: pd.DataFrame
+    steps: pd.DataFrame
+    stages: pd.DataFrame
+    passes: pd.DataFrame
+    costs: pd.DataFrame
+    failures: pd.DataFrame  # run, case_id, arm, label, outcome, reason, log_tail
+    skipped: pd.DataFrame  # run, arm, label, reason
+
+    @property
+    def is_merged(self) -> bool:
+        return len(self.manifests) > 1
+
+
+def load_run(folder: Path) -> RunFrames:
+    """Read one run folder. Cases of the plan without a result are failures with outcome `not_run`."""
+    manifest = _read_manifest(folder)
+    results = _read_results(folder, manifest)
+    cases = _cases_frame(manifest, results)
+    ok = {case_id: result for case_id, result in results.items() if isinstance(result, OkResult)}
+    tables = {name: _read_table(folder, name, ok, cases) for name in TABLES}
+    requests, rounds = _with_units(folder, tables["requests"], tables["rounds"])
+    return RunFrames(
+        manifests=(manifest,),
+        results={(manifest.run_id, case_id): result for case_id, result in results.items()},
+        cases=cases,
+        requests=requests,
+        rounds=rounds,
+        steps=tables["steps"],
+        stages=tables["stages"],
+        passes=_passes_frame(ok, cases),
+        costs=_costs_frame(ok, cases),
+        failures=_failures_frame(manifest, results, cases),
+        skipped=pd.DataFrame(
+            [{"run": manifest.run_id, "arm": s.arm, "label": s.label, "reason": s.reason} for s in manifest.skipped],
+            columns=["run", "arm", "label", "reason"],
+        ),
+    )
+
+
+def merge_runs(runs: Sequence[RunFrames]) -> RunFrames:
+    """Several runs as one, told apart by `run`. The same run twice is a user error."""
+    if len(runs) == 1:
+        return runs[0]
+    names = [manifest.run_id for run in runs for manifest in run.manifests]
+    if len(set(names)) < len(names):
+        raise UserError(f"run ids must differ to be merged, got {', '.join(names)}: give each run folder once")
+    merged: dict[str, Any] = {
+        "manifests": tuple(manifest for run in runs for manifest in run.manifests),
+        "results": {key: result for run in runs for key, result in run.results.items()},
+    }
+    for field in fields(RunFrames):
+        if field.name not in merged:
+            merged[field.name] = _concat([getattr(run, field.name) for run in runs])
+    return RunFrames(**merged)
+
+
+def _concat(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    filled = [frame for frame in frames if len(frame)]
+    if not filled:
+        return frames[0]
+    plain = [frame.astype({c: object for c in frame.columns if frame[c].dtype == "category"}) for frame in filled]
+    return pd.concat(plain, ignore_index=True)
+
+
+# --- the JSON side ---------------------------------------------------------------------------------------------------
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise SchemaError(f"{path}: cannot be read ({reason}): is this the folder of a run?") from error
+
+
+def _read_manifest(folder: Path) -> Manifest:
+    path = folder / "manifest.json"
+    manifest = from_json(Manifest, _read_text(path), str(path))
+    if manifest.cases and len(manifest.cases) != len(manifest.case_ids):
+        raise SchemaError(f"{path}: {len(manifest.case_ids)} case ids for {len(manifest.cases)} cases: damaged")
+    if manifest.schema_version != SCHEMA_VERSION:
+        raise SchemaError(
+            f"{path}: schema version {manifest.schema_version}, this ddbench reads {SCHEMA_VERSION}: "
+            f"use ddbench {manifest.ddbench_version}, or run the experiment again"
+        )
+    return manifest
+
+
+def _read_results(folder: Path, manifest: Manifest) -> dict[str, CaseResult]:
+    """Results by case id in execution order; a planned case that has no file yet is left out."""
+    results: dict[str, CaseResult] = {}
+    for case_id in manifest.case_ids:
+        path = folder / "cases" / case_id / "result.json"
+        if not path.exists():
+            continue
+        result = from_json(ResultFile, _read_text(path), str(path)).result
+        if result.case_id != case_id:
+            raise SchemaError(f"{path}: holds case '{result.case_id}', expected '{case_id}': run the case again")
+        results[case_id] = result
+    return results
+
+
+def setting_key(run: str, case: Case) -> str:
+    """Names the setting of a case: everything that was asked for except which interleaved repeat it is."""
+    return f"{run}:{case.model_copy(update={'block': 0, 'shown': ()}).digest()}"
+
+
+def _cases_frame(manifest: Manifest, results: Mapping[str, CaseResult]) -> pd.DataFrame:
+    labels = _distinct_labels({case_id: result.case for case_id, result in results.items()})
+    rows = []
+    for case_id, result in results.items():
+        case = result.case
+        engine, workload = case.engine, case.workload
+        rows.append(
+            {
+                "run": manifest.run_id,
+                "case_id": case_id,
+                "setting": setting_key(manifest.run_id, case),
+                "status": result.status,
+                "arm": case.arm,
+                "label": labels[case_id],
+                "block": case.block,
+                "concurrency": workload.concurrency,
+                **{name: getattr(engine, name) for name in ("node_budget", "target", "dtype", "device", *PART_FIELDS)},
+                "num_requests": workload.num_requests,
+                "max_new_tokens": workload.max_new_tokens,
+                "seconds": result.seconds,
+            }
+        )
+    columns = ["status", "target", "dtype", "device", "num_requests", "max_new_tokens", "seconds"]
+    return pd.DataFrame(rows, columns=[*CONTEXT_COLUMNS, *columns])
+
+
+def _distinct_labels(cases: Mapping[str, Case]) -> dict[str, str]:
+    """`Case.label`, plus whatever else tells apart two settings whose labels are the same (dtype, lengths, ...)."""
+    plain = {case_id: case.label for case_id, case in cases.items()}
+    twins: dict[str, list[dict[str, Any]]] = {}
+    for case_id, case in cases.items():
+        twins.setdefault(plain[case_id], []).append(_asked(case))
+    labels: dict[str, str] = {}
+    for case_id, case in cases.items():
+        asked = _asked(case)
+        varying = [name for name in asked if any(twin[name] != asked[name] for twin in twins[plain[case_id]])]
+        suffix = f" c={case.workload.concurrency}"
+        extra = "".join(f" {name}={asked[name]}" for name in varying)
+        labels[case_id] = plain[case_id].removesuffix(suffix) + extra + suffix
+    return labels
+
+
+def _asked(case: Case) -> dict[str, Any]:
+    return {**case.engine.__dict__, **case.workload.__dict__, **case.capture.__dict__}
+
+
+def _failures_frame(manifest: Manifest, results: Mapping[str, CaseResult], cases: pd.DataFrame) -> pd.DataFrame:
+    planned = dict(zip(manifest.case_ids, manifest.cases, strict=True)) if manifest.cases else {}
+    labels = {case_id: case.label for case_id, case in planned.items()}
+    labels.update(zip(cases["case_id"], cases["label"], strict=True))
+    rows = []
+    for case_id in manifest.case_ids:
+        arm = planned[case_id].arm if case_id in planned else ""
+        row = {"run": manifest.run_id, "case_id": case_id, "arm": arm, "label": labels.get(case_id, case_id)}
+        result = results.get(case_id)
+        if result is None:
+            reason = "the plan holds it but there is no result: the run was interrupted or is still going"
+            rows.append({**row, "outcome": "not_run", "reason": reason, "log_tail": ""})
+        elif isinstance(result, FailedResult):
+            details = {"outcome": result.outcome, "reason": result.reason, "log_tail": result.log_tail}
+            rows.append({**row, "arm": result.case.arm, **details})
+        elif isinstance(result, IncorrectResult):
+            details = {"outcome": "incorrect", "reason": parity_reason(result), "log_tail": ""}
+            rows.append({**row, "arm": result.case.arm, **details})
+    return pd.DataFrame(rows, columns=["run", "case_id", "arm", "label", "outcome", "reason", "log_tail"])
+
+
+def parity_reason(result: IncorrectResult) -> str:
+    """One line: how the speculative output left the autoregressive one."""
+    parity = result.parity
+    text = f"parity {parity.status}" + (f": {parity.detail}" if parity.detail else "")
+    if parity.divergences:
+        first = parity.divergences[0]
+        text += f"; prompt {first.prompt_id}, position {first.position}: expected {first.expected}, got {first.got}"
+    return text
+
+
+def _passes_frame(results: Mapping[str, OkResult], cases: pd.DataFrame) -> pd.DataFrame:
+    rows = [
+        {"case_id": case_id, **summary.model_dump(exclude={"index", "load"}), "pass_index": summary.index}
+        for case_id, result in results.items()
+        for summary in result.passes
+    ]
+    columns = ["case_id", "pass_name", "pass_index", "wall_ns", "num_emitted"]
+    return _with_context(pd.DataFrame(rows, columns=columns), cases)
+
+
+def _costs_frame(results: Mapping[str, OkResult], cases: pd.DataFrame) -> pd.DataFrame:
+    rows = [
+        {"case_id": case_id, **cost.model_dump()} for case_id, result in results.items() for cost in result.stage_costs
+    ]
+    columns = ["case_id", "stage", "num_bytes", "num_flops", "basis"]
+    return _with_context(pd.DataFrame(rows, columns=columns), cases)
+
+
+# --- the parquet side ------------------------------------------------------------------------------------------------
+
+
+def _read_table(folder: Path, name: str, ok: Mapping[str, OkResult], cases: pd.DataFrame) -> pd.DataFrame:
+    """All cases' rows of one table. Only ok cases have tables."""
+    schema = table_schema(TABLES[name])
+    parts, case_ids, lengths = [], [], []
+    for case_id in ok:
+        part = _read_parquet(folder / "cases" / case_id / f"{name}.parquet", schema)
+        parts.append(part)
+        case_ids.append(case_id)
+        lengths.append(part.num_rows)
+    table = pa.concat_tables(parts) if parts else schema.empty_table()
+    frame = table.to_pandas()
+    frame["case_id"] = pd.Categorical.from_codes(np.repeat(np.arange(len(case_ids)), lengths), categories=case_ids)
+    return _with_context(frame, cases)
+
+
+def table_schema(record: type[Record]) -> pa.Schema:
+    """The columns of a record's parquet file, in the record's order."""
+    return pa.schema([(name, _arrow_type(field.annotation)) for name, field in record.model_fields.items()])
+
+
+def _arrow_type(annotation: Any) -> pa.DataType:
+    if get_origin(annotation) is tuple:
+        return pa.list_(pa.int32())
+    if get_origin(annotation) is Literal:
+        return pa.string()
+    return {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}[annotation]
+
+
+def _read_parquet(path: Path, schema: pa.Schema) -> pa.Table:
+    """The table with exactly `schema`: names, types and no nulls."""
+    if not path.exists():
+        raise SchemaError(f"{path}: missing although its case is ok: run the case again")
+    try:
+        table = pq.read_table(path, partitioning=None, use_threads=False)
+        absent = [name for name in schema.names if name not in table.column_names]
+        if absent:
+            raise SchemaError(f"{path}: column '{absent[0]}' is missing: written by another version, run again")
+        table = table.select(schema.names).replace_schema_metadata(None).cast(schema)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SchemaError(f"{path}: not a readable table ({first_line}): run the case again") from error
+    for column_name, column in zip(table.column_names, table.columns, strict=True):
+        if column.null_count:
+            raise SchemaError(f"{path}: column '{column_name}' holds empty values: run the case again")
+    return table
+
+
+def _with_context(frame: pd.DataFrame, cases: pd.DataFrame) -> pd.DataFrame:
+    """`frame` (which has `case_id`) with the columns that say what the case is, repeated strings as categories."""
+    position = {case_id: index for index, case_id in enumerate(cases["case_id"])}
+    order = frame["case_id"].map(position).to_numpy(dtype=np.int64)
+    for name in CONTEXT_COLUMNS:
+        values = cases[name]
+        is_text = values.dtype.kind not in "iuf"
+        frame[name] = pd.Categorical(values).take(order) if is_text else values.to_numpy()[order]
+    return frame
+
+
+def _with_units(folder: Path, requests: pd.DataFrame, rounds: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Requests with `unit`, rounds with `unit` and `kind`; a round must belong to a finished request."""
+    key = ["case_id", "pass_name", "pass_index", "request_id"]
+    prompts = requests["prompt_id"].astype(object)
+    requests["unit"] = prompts.where(prompts != "", "request " + requests["request_id"].astype(str).astype(object))
+    twice = requests.duplicated(key)
+    if twice.any():
+        _damaged(folder, requests[twice].iloc[0], "requests.parquet", "twice")
+    lookup = requests[[*key, "unit", "kind"]].astype({"case_id": object})
+    joined = rounds[key].astype({"case_id": object}).merge(lookup, on=key, how="left")
+    if joined["unit"].isna().any():
+        _damaged(folder, joined[joined["unit"].isna()].iloc[0], "rounds.parquet", "that requests.parquet lacks")
+    rounds["unit"], rounds["kind"] = joined["unit"].to_numpy(), joined["kind"].to_numpy()
+    return requests, rounds
+
+
+def _damaged(folder: Path, row: pd.Series, name: str, what: str) -> NoReturn:
+    path = folder / "cases" / str(row["case_id"]) / name
+    which = f"request {row['request_id']} of {row['pass_name']} pass {row['pass_index']}"
+    raise SchemaError(f"{path}: holds {which} {what}: damaged, run the case again")

@@ -1,0 +1,271 @@
+"""Book-keeping that must hold in every run: one row per case and identity, whether it holds, and both sides of it.
+
+An identity that fails means that the harness, the engine or the analysis miscounts; no number of that case is to be
+believed before it is explained. Each function gets the rows of one case, all passes, and returns a `Check`, or None
+where the identity does not apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from ddbench.analysis.frames import RunFrames
+from ddbench.engine.stages import ROUND_STAGES
+from ddbench.records import OkResult
+from ddbench.spec import PART_FIELDS
+
+TPOT_TOLERANCE = 0.10  # host work between rounds belongs to no round
+TIME_TOLERANCE = 0.01  # stage clocks and round clocks are read apart
+
+PASS_KEY = ["pass_name", "pass_index"]
+
+
+@dataclass(frozen=True)
+class CaseRows:
+    """One ok case with its rows, every pass."""
+
+    result: OkResult
+    requests: pd.DataFrame
+    rounds: pd.DataFrame
+    steps: pd.DataFrame
+    stages: pd.DataFrame
+    passes: pd.DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Does it hold, and what stands on the two sides."""
+
+    is_ok: bool
+    left: float
+    right: float
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityRow:
+    run: str
+    case_id: str
+    label: str
+    identity: str
+    is_ok: bool
+    left: float
+    right: float
+    detail: str
+
+
+def _tokens_add_up(case: CaseRows) -> Check | None:
+    lengths, emitted = case.requests["tokens"].map(len).to_numpy(dtype=np.int64), _per_request(case)["emitted"]
+    wrong = int((lengths != 1 + emitted).sum())
+    detail = f"{wrong} of {lengths.size} requests differ" if wrong else ""
+    return Check(wrong == 0, float(lengths.sum()), float(lengths.size + emitted.sum()), detail)
+
+
+def _rounds_counted(case: CaseRows) -> Check | None:
+    counted = _per_request(case)["rounds"]
+    claimed = case.requests["num_rounds"].to_numpy(dtype=np.int64)
+    wrong = int((claimed != counted).sum())
+    return Check(wrong == 0, float(claimed.sum()), float(counted.sum()), f"{wrong} requests differ" if wrong else "")
+
+
+def _emitted_is_accepted_plus_one(case: CaseRows) -> Check | None:
+    rounds = case.rounds
+    if rounds.empty:
+        return None
+    last = rounds.groupby([*PASS_KEY, "request_id"], observed=True)["request_round"].transform("max")
+    is_last = (rounds["request_round"] == last).to_numpy(dtype=bool)
+    committed = rounds["num_accepted"].to_numpy(dtype=np.int64) + 1
+    emitted = rounds["num_emitted"].to_numpy(dtype=np.int64)
+    holds = np.where(is_last, (emitted >= 1) & (emitted <= committed), emitted == committed)
+    cut, wrong = int((committed - emitted)[is_last].sum()), int((~holds).sum())
+    detail = f"{wrong} rounds differ" if wrong else f"{cut} tokens cut off in last rounds"
+    return Check(wrong == 0, float(emitted.sum()), float(committed.sum() - cut), detail)
+
+
+def _pooled_length(case: CaseRows) -> Check | None:
+    claimed = case.requests["num_rounds"].sum()
+    if case.rounds.empty or claimed == 0:
+        return None
+    left = float((case.requests["tokens"].map(len) - 1).sum() / claimed)
+    right = float(case.rounds["num_emitted"].sum() / len(case.rounds))
+    return Check(bool(np.isclose(left, right, rtol=1e-9)), left, right)
+
+
+def _length_within_horizon(case: CaseRows) -> Check | None:
+    if case.rounds.empty:
+        return None
+    block_size = case.result.case.engine.block_size
+    deepest = int(case.rounds["num_nodes"].max())
+    horizon = deepest if block_size is None else min(deepest, block_size - 1)
+    length = float(case.rounds["num_emitted"].sum() / len(case.rounds))
+    basis = "the most nodes of a round" if block_size is None else "block size and nodes"
+    return Check(length <= horizon + 1, length, horizon + 1, f"depth limit from {basis}")
+
+
+def _accepted_within_tree(case: CaseRows) -> Check | None:
+    if case.rounds.empty:
+        return None
+    accepted, nodes = case.rounds["num_accepted"], case.rounds["num_nodes"]
+    block_size = case.result.case.engine.block_size
+    limit = nodes if block_size is None else nodes.clip(upper=block_size - 1)
+    wrong = int(((accepted > limit) | (accepted < 0)).sum())
+    worst = int((accepted - limit).to_numpy().argmax())
+    detail = f"{wrong} rounds accept more than was drafted" if wrong else ""
+    return Check(wrong == 0, float(accepted.iloc[worst]), float(limit.iloc[worst]), detail)
+
+
+def _nodes_within_budget(case: CaseRows) -> Check | None:
+    budget = case.result.case.engine.node_budget
+    if case.rounds.empty or budget == 0:  # a chain's length is its block size, not a budget
+        return None
+    most = float(case.rounds["num_nodes"].max())
+    return Check(most <= budget, most, float(budget))
+
+
+def _nodes_within_width(case: CaseRows) -> Check | None:
+    rows = case.rounds.merge(case.steps[[*PASS_KEY, "step", "verify_width"]], on=[*PASS_KEY, "step"], how="left")
+    if rows.empty:
+        return None
+    lost = int(rows["verify_width"].isna().sum())
+    over = int((rows["num_nodes"] + 1 > rows["verify_width"]).sum())
+    detail = f"{over} requests in rounds exceed it, {lost} have no round of the batch" if over or lost else ""
+    return Check(over == lost == 0, float(rows["num_nodes"].max() + 1), float(rows["verify_width"].max()), detail)
+
+
+def _batch_is_its_rows(case: CaseRows) -> Check | None:
+    if case.steps.empty:
+        return None
+    counts = case.rounds.groupby([*PASS_KEY, "step"], observed=True).size().rename("rows").reset_index()
+    steps = case.steps.merge(counts, on=[*PASS_KEY, "step"], how="left")
+    wrong = int((steps["batch_size"] != steps["rows"].fillna(0)).sum())
+    detail = f"{wrong} rounds differ" if wrong else ""
+    return Check(wrong == 0, float(case.steps["batch_size"].sum()), float(len(case.rounds)), detail)
+
+
+def _pass_totals(case: CaseRows) -> Check | None:
+    emitted = case.requests.assign(count=case.requests["tokens"].map(len))
+    counted = emitted.groupby(PASS_KEY, observed=True)["count"].sum().rename("counted").reset_index()
+    passes = case.passes.merge(counted, on=PASS_KEY, how="left").fillna({"counted": 0})
+    wrong = int((passes["num_emitted"] != passes["counted"]).sum())
+    detail = f"{wrong} passes differ" if wrong else ""
+    return Check(wrong == 0, float(passes["num_emitted"].sum()), float(passes["counted"].sum()), detail)
+
+
+def _times_in_order(case: CaseRows) -> Check | None:
+    requests = case.requests.merge(case.passes[[*PASS_KEY, "wall_ns"]], on=PASS_KEY, how="left")
+    in_order = (
+        (requests["admitted_ns"] >= 0)
+        & (requests["admitted_ns"] <= requests["first_token_ns"])
+        & (requests["first_token_ns"] <= requests["last_token_ns"])
+        & (requests["last_token_ns"] <= requests["wall_ns"])
+    )
+    wrong = int((~in_order).sum())
+    detail = f"{wrong} requests are out of order" if wrong else ""
+    return Check(wrong == 0, float(requests["last_token_ns"].max()), float(requests["wall_ns"].max()), detail)
+
+
+def _occupancy(case: CaseRows) -> Check | None:
+    requests, wall = case.requests, float(case.passes["wall_ns"].sum())
+    if wall <= 0:
+        return Check(False, wall, 0.0, "the passes took no time")
+    running = float((requests["last_token_ns"] - requests["admitted_ns"]).sum()) / wall
+    limit = case.result.case.workload.concurrency
+    return Check(running <= limit * (1 + TIME_TOLERANCE), running, float(limit), "mean requests in flight")
+
+
+def _tpot_is_round_over_length(case: CaseRows) -> Check | None:
+    requests, steps = case.requests, case.steps
+    num_tokens = int((requests["tokens"].map(len) - 1).sum())
+    emitted = int(case.rounds["num_emitted"].sum())
+    if case.result.case.workload.concurrency != 1 or steps.empty or num_tokens == 0 or emitted == 0:
+        return None
+    left = float((requests["last_token_ns"] - requests["first_token_ns"]).sum()) / num_tokens
+    mean_round = float((steps["end_ns"] - steps["start_ns"]).mean())
+    right = mean_round / (emitted / len(case.rounds))
+    return Check(abs(left - right) <= TPOT_TOLERANCE * max(left, right), left, right, "nanoseconds per token")
+
+
+def _stages_within_round(case: CaseRows) -> Check | None:
+    stages = case.stages[case.stages["stage"].isin([str(stage) for stage in ROUND_STAGES]) & (case.stages["step"] >= 0)]
+    steps = case.steps[case.steps["pass_name"] == "attributed"]
+    if stages.empty or steps.empty:
+        return None
+    inside = stages.groupby("step")["duration_ns"].sum()
+    around = (steps["end_ns"] - steps["start_ns"]).groupby(steps["step"]).sum()
+    both = pd.DataFrame({"inside": inside, "around": around})
+    wrong = int((~(both["inside"] <= both["around"] * (1 + TIME_TOLERANCE))).sum())
+    detail = f"{wrong} of {len(both)} rounds have more stage time than time, or one side only" if wrong else ""
+    return Check(wrong == 0, float(inside.sum()), float(around.sum()), detail or "nanoseconds; the gap is host time")
+
+
+def _path_is_what_was_asked(case: CaseRows) -> Check | None:
+    ran = {part: path for part, path in case.result.path_used.items() if part in PART_FIELDS}
+    if not ran:
+        return None
+    other = [f"{part}: {path}" for part, path in ran.items() if path != getattr(case.result.case.engine, part)]
+    return Check(not other, float(len(ran) - len(other)), float(len(ran)), "; ".join(other))
+
+
+def _per_request(case: CaseRows) -> pd.DataFrame:
+    """Emitted tokens and rounds of every request, aligned with `case.requests`."""
+    key = [*PASS_KEY, "request_id"]
+    sums = case.rounds.groupby(key, observed=True).agg(emitted=("num_emitted", "sum"), rounds=("num_emitted", "size"))
+    joined = case.requests[key].merge(sums.reset_index(), on=key, how="left")
+    return joined[["emitted", "rounds"]].fillna(0).astype(np.int64)
+
+
+# identity -> (what it says, how it is checked)
+IDENTITIES: dict[str, tuple[str, Callable[[CaseRows], Check | None]]] = {
+    "tokens_add_up": ("a request's tokens = 1 (prefill) + what its rounds emitted", _tokens_add_up),
+    "rounds_counted": ("a request's number of rounds = its rows in the rounds table", _rounds_counted),
+    "emitted_is_accepted_plus_one": (
+        "a round emits accepted + 1 tokens, fewer only in a request's last round",
+        _emitted_is_accepted_plus_one,
+    ),
+    "pooled_length": ("tau from requests = tau from rounds", _pooled_length),
+    "length_within_horizon": ("tau <= depth limit + 1", _length_within_horizon),
+    "accepted_within_tree": ("accepted tokens <= drafted nodes, and <= block size - 1", _accepted_within_tree),
+    "nodes_within_budget": ("nodes <= node budget", _nodes_within_budget),
+    "nodes_within_width": ("nodes + 1 <= verified width of the round", _nodes_within_width),
+    "batch_is_its_rows": ("batch size of a round = requests that took part in it", _batch_is_its_rows),
+    "pass_totals": ("tokens of a pass = tokens of its requests", _pass_totals),
+    "times_in_order": ("admitted <= first token <= last token <= wall time of the pass", _times_in_order),
+    "occupancy": ("time in flight summed over requests <= concurrency x wall time", _occupancy),
+    "tpot_is_round_over_length": (
+        f"at concurrency 1: TPOT = mean round / tau within {TPOT_TOLERANCE:.0%}",
+        _tpot_is_round_over_length,
+    ),
+    "stages_within_round": (
+        f"stage times of a round <= its duration, within {TIME_TOLERANCE:.0%}",
+        _stages_within_round,
+    ),
+    "path_is_what_was_asked": ("every part ran the path that it is named by", _path_is_what_was_asked),
+}
+
+
+def check_identities(frames: RunFrames) -> tuple[IdentityRow, ...]:
+    """Every identity of every ok case."""
+    names = ("requests", "rounds", "steps", "stages", "passes")
+    tables = {name: getattr(frames, name) for name in names}
+    groups = {name: _indices(table) for name, table in tables.items()}
+    rows = []
+    for case in frames.cases[frames.cases["status"] == "ok"].itertuples():
+        key = (case.run, case.case_id)
+        result = frames.results[key]
+        assert isinstance(result, OkResult), "the cases frame says ok"
+        own = {name: tables[name].take(groups[name].get(key, np.array([], dtype=np.int64))) for name in names}
+        for identity, (_, check) in IDENTITIES.items():
+            found = check(CaseRows(result=result, **own))
+            if found is not None:
+                sides = (found.is_ok, found.left, found.right, found.detail)
+                rows.append(IdentityRow(case.run, case.case_id, case.label, identity, *sides))
+    return tuple(rows)
+
+
+def _indices(table: pd.DataFrame) -> dict[tuple[str, str], np.ndarray]:
+    grouped = table.groupby(["run", "case_id"], sort=False, observed=True).indices
+    return {(str(key[0]), str(key[1])): rows for key, rows in grouped.items()}

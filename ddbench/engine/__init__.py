@@ -1,0 +1,1 @@
+"""The speculative-decoding engine: requests to tokens, every stage a replaceable part."""

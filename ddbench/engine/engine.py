@@ -1,0 +1,205 @@
+"""The engine: requests in, tokens out; prefill, then rounds until every request has finished.
+
+Letters: B batch rows, S context length, N tree node slots, the root included, P block positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Literal, cast
+
+import torch
+
+from ddbench.engine import invariants, outcome
+from ddbench.engine.batch import Batch, Running
+from ddbench.engine.kv_cache import KVCache
+from ddbench.engine.parts import PARTS, Parts, SpeculativeParts, build_parts
+from ddbench.engine.probe import NullProbe, Probe
+from ddbench.engine.round import run_round, run_step
+from ddbench.engine.scheduler import Scheduler
+from ddbench.engine.stages import Stage
+from ddbench.engine.types import CaseFacts, CommittedRows, Finished, Request, RoundOutcome, Setting
+from ddbench.errors import UserError
+from ddbench.models.inputs import VerifyInputs
+from ddbench.models.weights import Models
+from ddbench.spec import EngineSpec
+
+_UNOBSERVED = NullProbe()
+
+
+def setting_of(
+    spec: EngineSpec,
+    models: Models,
+    *,
+    continuations: Mapping[int, Sequence[int]] | None = None,
+    oracle_quality: Sequence[float] = (),
+) -> Setting:
+    """What the parts of an engine for these models are built from."""
+    facts = CaseFacts(spec, models.target.shape, models.drafter.shape)
+    return Setting(facts, models, continuations, tuple(oracle_quality))
+
+
+class Engine:
+    """Runs requests as an EngineSpec says. Equal calls give equal results."""
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        models: Models,
+        *,
+        continuations: Mapping[int, Sequence[int]] | None = None,  # request id -> true output, for oracle drafts
+        oracle_quality: Sequence[float] = (),  # per drafted position, how often the oracle's first choice is true
+        parts: Parts | None = None,  # in place of those that the spec names
+        debug: bool = False,  # check the invariants around every round (slow)
+    ) -> None:
+        self.spec = spec
+        self.models = models
+        self.setting = setting_of(spec, models, continuations=continuations, oracle_quality=oracle_quality)
+        self.parts = build_parts(self.setting) if parts is None else parts
+        self.debug = debug
+        self._device = torch.device(spec.device)
+        self._dtype = models.target.embedding.weight.dtype
+        if isinstance(self.parts, SpeculativeParts):
+            self._block_size = self.setting.facts.block_size
+            self._round = partial(run_round, models, self.parts)
+        else:
+            self._block_size = 1
+            self._round = partial(run_step, models, self.parts)
+
+    @torch.inference_mode()
+    def run(self, requests: Sequence[Request], concurrency: int, probe: Probe = _UNOBSERVED) -> list[Finished]:
+        """Serve all requests, `concurrency` of them in flight, first come first served; results in request order."""
+        _check_requests(requests, concurrency, self.models.target.shape.vocab)
+        for field in PARTS:
+            part = getattr(self.parts, field, None)
+            if part is not None:
+                part.reset()
+                probe.path_used(field, _name_of(field, part))
+        scheduler = Scheduler(requests, concurrency)
+        batch = self.new_batch(requests, scheduler.capacity)
+        while batch.size < scheduler.capacity and self._admit(batch, batch.size, scheduler, probe):
+            pass
+        while batch.size:
+            self.step(batch, probe)
+            for row in reversed(range(batch.size)):
+                if batch.running[row].finish_reason is not None:
+                    _finish(batch.running[row], scheduler, probe)
+                    if not self._admit(batch, row, scheduler, probe):
+                        batch.drop(row)
+        return scheduler.results()
+
+    @torch.inference_mode()
+    def new_batch(self, requests: Sequence[Request], capacity: int) -> Batch:
+        """Empty slots in which each of these requests fits."""
+        slack = max(self._block_size, self.parts.verify_width) + 1  # a full block and tree fit behind any anchor
+        longest = max(requests, key=lambda request: len(request.prompt) + request.max_new_tokens, default=None)
+        num_rows = slack if longest is None else len(longest.prompt) + longest.max_new_tokens + slack
+        limit = self.models.target.shape.max_context
+        if longest is not None and num_rows > limit:
+            raise UserError(
+                f"request {longest.request_id}: {len(longest.prompt)} prompt tokens + {longest.max_new_tokens} new + "
+                f"{slack} for the block and tree in flight = {num_rows}, more than the context of "
+                f"'{self.models.target.shape.name}' ({limit}); shorten one of them"
+            )
+        has_drafter = isinstance(self.parts, SpeculativeParts) and self.parts.materialize is not None
+        cache = KVCache(
+            self.models.target.shape,
+            self.models.drafter.shape if has_drafter else None,
+            capacity=capacity,
+            num_rows=num_rows,
+            dtype=self._dtype,
+            device=self._device,
+        )
+        num_stop_ids = max((len(request.stop_token_ids) for request in requests), default=0)
+        return Batch(cache, capacity=capacity, num_rows=num_rows, num_stop_ids=num_stop_ids, device=self._device)
+
+    @torch.inference_mode()
+    def prefill(self, batch: Batch, row: int, request: Request, probe: Probe = _UNOBSERVED) -> Running:
+        """Run the prompt into the target cache of `row` and choose the first token."""
+        probe.admitted(request.request_id)
+        num_tokens = len(request.prompt)
+        lengths = torch.tensor([num_tokens], device=self._device)
+        positions = torch.arange(num_tokens, device=self._device)[None]
+        inputs = VerifyInputs(
+            input_ids=torch.tensor([request.prompt], device=self._device),
+            positions=positions,
+            lengths=torch.zeros_like(lengths),
+            visible=None,
+            context_bound=0,
+            logit_rows=lengths - 1,
+        )
+        with probe.stage(Stage.PREFILL):
+            out = self.models.target(inputs, batch.cache.view(slice(row, row + 1)).layers, self.parts.attention)
+            first = self.parts.sampling.choose(out.logits)  # [1, 1]
+        token = int(first)
+        probe.first_token(request.request_id, token)
+        return Running(request, [token], prompt_rows=CommittedRows(out.features, positions, lengths, num_tokens))
+
+    @torch.inference_mode()
+    def step(self, batch: Batch, probe: Probe = _UNOBSERVED) -> RoundOutcome:
+        """One round or autoregressive step for all active requests, and the arrival of its tokens on the host."""
+        batch.update_bound()
+        probe.round_started(batch.size)
+        self.materialize_prompts(batch, probe)
+        if self.debug:
+            invariants.check_state(batch)
+            invariants.mark_unread_rows(batch)
+        report = self.parts.executor(self._round, batch, probe)
+        request_ids = tuple(running.request.request_id for running in batch.running)
+        result = outcome.unpack(report, request_ids, self.parts.verify_width)
+        for running, tokens in zip(batch.running, result.tokens, strict=True):
+            running.tokens.extend(tokens)
+            running.num_rounds += 1
+        if self.debug:
+            invariants.check_outcome(result, self._block_size)
+            invariants.check_state(batch)
+        probe.committed(result)
+        return result
+
+    @torch.inference_mode()
+    def materialize_prompts(self, batch: Batch, probe: Probe = _UNOBSERVED) -> None:
+        """The newcomers' prompts go into the draft cache on the account of their first round."""
+        for row, running in enumerate(batch.running):
+            if running.prompt_rows is not None:
+                if isinstance(self.parts, SpeculativeParts) and self.parts.materialize is not None:
+                    with probe.stage(Stage.MATERIALIZE):
+                        self.parts.materialize(running.prompt_rows, batch.cache.view(slice(row, row + 1)))
+                running.prompt_rows = None
+
+    def _admit(self, batch: Batch, row: int, scheduler: Scheduler, probe: Probe) -> bool:
+        """Fill `row` with the next request that its prefill does not finish already; False when nobody waits."""
+        while (request := scheduler.next()) is not None:
+            running = self.prefill(batch, row, request, probe)
+            if running.finish_reason is None:
+                batch.admit(row, running)
+                return True
+            _finish(running, scheduler, probe)
+        return False
+
+
+def _finish(running: Running, scheduler: Scheduler, probe: Probe) -> None:
+    reason = cast(Literal["stop", "length"], running.finish_reason)
+    request_id = running.request.request_id
+    scheduler.finish(Finished(request_id, tuple(running.tokens), reason, running.num_rounds))
+    probe.finished(request_id, reason)
+
+
+def _name_of(field: str, part: object) -> str:
+    """The name under which a part stands in its table; a part from elsewhere goes by its class."""
+    return next((name for name, kind in PARTS[field].items() if kind is type(part)), type(part).__name__)
+
+
+def _check_requests(requests: Sequence[Request], concurrency: int, vocab: int) -> None:
+    if concurrency < 1:
+        raise UserError(f"concurrency is {concurrency}: at least 1")
+    if len({request.request_id for request in requests}) != len(requests):
+        raise UserError("request ids repeat: give every request its own")
+    for request in requests:
+        where = f"request {request.request_id}"
+        if not request.prompt:
+            raise UserError(f"{where}: the prompt is empty; give at least one token")
+        if request.max_new_tokens < 1:
+            raise UserError(f"{where}: max_new_tokens is {request.max_new_tokens}; at least 1")
+        if not 0 <= min(request.prompt) <= max(request.prompt) < vocab:
+            raise UserError(f"{where}: prompt token ids must be in 0..{vocab - 1}")

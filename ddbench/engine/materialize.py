@@ -1,0 +1,53 @@
+"""[part] Target features of committed rows -> K/V rows in the cache of every drafter layer.
+
+Thin adapters over `kernels/materialize_kv.py`, which describes what the implementations share and where they differ.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+from ddbench.engine.kv_cache import CacheView
+from ddbench.engine.types import CommittedRows, Part, Setting
+from ddbench.kernels import materialize_kv
+
+
+class _Kernel(Protocol):
+    def __call__(self, *tensors: object, position_bound: int | None) -> None: ...
+
+
+class Materializer(Part):
+    """Base: holds the drafter's weights as the kernels want them."""
+
+    kernel: ClassVar[_Kernel]
+
+    def __init__(self, setting: Setting) -> None:
+        self._weights = setting.models.drafter.materialize_weights()
+
+    def __call__(self, rows: CommittedRows, caches: CacheView) -> None:
+        """Write the counting rows of `rows` to the draft cache, in place."""
+        w = self._weights
+        type(self).kernel(
+            rows.features, rows.positions, rows.num_rows,
+            w.fc, w.hidden_norm, w.kv_weights, w.k_norms, w.eps, w.cos, w.sin,
+            *caches.draft, position_bound=rows.position_bound,
+        )  # fmt: skip
+
+
+class SequentialMaterializer(Materializer):
+    kernel = staticmethod(materialize_kv.materialize_sequential)
+
+
+class BatchedMaterializer(Materializer):
+    kernel = staticmethod(materialize_kv.materialize_batched)
+
+
+class FusedMaterializer(Materializer):
+    kernel = staticmethod(materialize_kv.materialize_fused)
+
+
+MATERIALIZERS = {
+    "sequential": SequentialMaterializer,
+    "batched": BatchedMaterializer,
+    "fused": FusedMaterializer,
+}

@@ -1,0 +1,48 @@
+"""What the host learns from a round: packed on the device, read in one copy.
+
+Letters: B batch rows, P = draft horizon + 1.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ddbench.engine.types import Accepted, DraftTree, RoundOutcome
+from ddbench.errors import DdbenchError
+
+_NUM_SCALARS = 4  # columns besides path and tokens
+
+
+def pack(tree: DraftTree | None, accepted: Accepted) -> torch.Tensor:
+    """-> [B, 2P + 4] float64, which holds every token id exactly. No tree: an autoregressive step."""
+    if tree is None:
+        num_nodes, expected = accepted.num_accepted, accepted.num_emitted
+    else:
+        num_nodes, expected = tree.num_nodes, tree.scores.exp().sum(dim=1)  # unused slots: exp(-inf) = 0; the root: 1
+    scalars = torch.stack([accepted.num_accepted, accepted.num_emitted, num_nodes, expected.double()], dim=1)
+    return torch.cat([accepted.path, accepted.tokens, scalars], dim=1)
+
+
+def unpack(report: torch.Tensor, request_ids: tuple[int, ...], verify_width: int) -> RoundOutcome:
+    """Read a report on the host: the round's one device-to-host copy."""
+    width = (report.shape[1] - _NUM_SCALARS) // 2  # P
+    rows = report.tolist()
+    paths, tokens, num_accepted, num_nodes, expected = [], [], [], [], []
+    for request_id, row in zip(request_ids, rows, strict=True):
+        accepted, emitted, nodes, length = row[2 * width :]
+        if length != length:
+            raise DdbenchError(f"request {request_id}: NaN in the draft logits; check the drafter's weights and dtype")
+        paths.append(row[: int(accepted) + 1])
+        tokens.append(tuple(int(token) for token in row[width : width + int(emitted)]))
+        num_accepted.append(int(accepted))
+        num_nodes.append(int(nodes))
+        expected.append(length)
+    return RoundOutcome(
+        request_ids=request_ids,
+        num_nodes=tuple(num_nodes),
+        num_accepted=tuple(num_accepted),
+        tokens=tuple(tokens),
+        expected_length=tuple(expected),
+        is_identity_path=tuple(path == list(range(len(path))) for path in paths),
+        verify_width=verify_width,
+    )

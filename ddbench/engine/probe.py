@@ -1,0 +1,56 @@
+"""The engine's one hook for the harness. The engine calls it; what it costs is the harness's business."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+from ddbench.engine.stages import Stage
+from ddbench.engine.types import RoundOutcome
+
+
+class Probe(Protocol):
+    """Told where the engine is. Host times are read by the probe itself, so that `NullProbe` costs nothing."""
+
+    def admitted(self, request_id: int) -> None:
+        """The request got its batch row: its clock starts."""
+
+    def stage(self, stage: Stage) -> AbstractContextManager[None]:
+        """Brackets one stage."""
+
+    def first_token(self, request_id: int, token: int) -> None:
+        """Prefill is done and its token is on the host."""
+
+    def round_started(self, batch_size: int) -> None:
+        """A round (or one autoregressive step) begins for `batch_size` running requests."""
+
+    def committed(self, outcome: RoundOutcome) -> None:
+        """The tokens of one round are on the host."""
+
+    def finished(self, request_id: int, reason: str) -> None:
+        """The request left the batch: reason `stop` or `length`."""
+
+    def path_used(self, part: str, name: str) -> None:
+        """A part that could have chosen another path says which one ran."""
+
+
+_NOTHING = nullcontext()
+
+
+class NullProbe:
+    """Observes nothing."""
+
+    def admitted(self, request_id: int) -> None: ...
+
+    def stage(self, stage: Stage) -> AbstractContextManager[None]:
+        return _NOTHING
+
+    def first_token(self, request_id: int, token: int) -> None: ...
+
+    def round_started(self, batch_size: int) -> None: ...
+
+    def committed(self, outcome: RoundOutcome) -> None: ...
+
+    def finished(self, request_id: int, reason: str) -> None: ...
+
+    def path_used(self, part: str, name: str) -> None: ...

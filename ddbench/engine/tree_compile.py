@@ -1,0 +1,66 @@
+"""[part] Draft tree -> the target's inputs: token ids, positions, and which new token may see which.
+
+Letters: B batch rows, N tree node slots, the root included.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ddbench.engine.batch import Batch
+from ddbench.engine.types import CaseFacts, DraftTree, Part, Setting
+from ddbench.kernels.tree_compile import tree_compile
+from ddbench.models.inputs import VerifyInputs
+
+
+class CausalCompiler(Part):
+    """Chains only: plain causal order, no mask; accepted rows already stand where they must, so commit moves none."""
+
+    moves_rows = False
+
+    @staticmethod
+    def supports(facts: CaseFacts) -> str | None:
+        if facts.spec.tree_build != "chain":
+            return f"tree_compile 'causal' serves chains only, not tree_build '{facts.spec.tree_build}'"
+        return None
+
+    def __init__(self, setting: Setting) -> None:
+        self._offsets = torch.arange(setting.facts.block_size, device=setting.device)  # [N]
+
+    def __call__(self, tree: DraftTree, batch: Batch) -> VerifyInputs:
+        input_ids = tree.tokens.clamp(min=0)  # unused slots come last: no used one sees them
+        input_ids[:, 0] = batch.anchors
+        return VerifyInputs(
+            input_ids=input_ids,
+            positions=batch.lengths[:, None] + self._offsets,
+            lengths=batch.lengths,
+            visible=None,
+            context_bound=batch.context_bound,
+        )
+
+
+class AncestorsCompiler(Part):
+    """Any tree: positions by depth, nodes see their ancestors; accepted rows lie scattered and commit moves them."""
+
+    moves_rows = True
+
+    def __init__(self, setting: Setting) -> None:
+        self._horizon = setting.facts.block_size - 1
+
+    def __call__(self, tree: DraftTree, batch: Batch) -> VerifyInputs:
+        input_ids, positions, visible = tree_compile(
+            tree.tokens, tree.parents, tree.depths, tree.num_nodes, batch.anchors, batch.lengths, self._horizon
+        )
+        return VerifyInputs(
+            input_ids=input_ids,
+            positions=positions,
+            lengths=batch.lengths,
+            visible=visible,
+            context_bound=batch.context_bound,
+        )
+
+
+TREE_COMPILERS = {
+    "causal": CausalCompiler,
+    "ancestors": AncestorsCompiler,
+}

@@ -1,0 +1,142 @@
+"""The records that flow through a round. Tensors stay on the engine's device: no host reads.
+
+Letters: B batch rows, P block positions (anchor included), N = 1 + node budget tree nodes (node 0 = root = anchor),
+L = P - 1 draft horizon, V vocabulary, K captured layers, M hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from ddbench.models.shapes import DrafterShape, TargetShape
+from ddbench.models.weights import Models
+from ddbench.spec import EngineSpec
+
+DEFAULT_BLOCK_SIZE = 8  # of drafts that need no drafter, where the target has none to take it from
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to be continued. `prompt` holds at least one token id."""
+
+    request_id: int
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    stop_token_ids: tuple[int, ...] = ()
+    prompt_id: str = ""  # which workload prompt it came from
+    kind: str = ""  # its category: code, prose, docs, random
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A request that left the batch. `tokens` are all that were emitted, the prefill's token first."""
+
+    request_id: int
+    tokens: tuple[int, ...]
+    finish_reason: Literal["stop", "length"]
+    num_rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """B prefix-closed trees of at most N-1 non-root nodes, parents before children, in canonical order.
+
+    Node 0 is the root (the anchor; its token is not the builder's to know and reads -1). Unused slots: token -1,
+    parent -1, depth 0, score -inf. Token 0 is an ordinary token: only `num_nodes` tells used slots from unused.
+    """
+
+    tokens: torch.Tensor  # [B, N] int64
+    parents: torch.Tensor  # [B, N] int64 node indices; root -1
+    depths: torch.Tensor  # [B, N] int64; root 0
+    scores: torch.Tensor  # [B, N] float32 log-probability of the prefix under the draft; root 0 (NaN: NaN logits)
+    num_nodes: torch.Tensor  # [B] int64 non-root nodes in use
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The accepted path of every request and what it emits.
+
+    `path` lists node indices, root first, strictly increasing, padded with -1. `tokens` are the emitted tokens: the
+    accepted drafted ones, then the bonus token; padded with -1; `num_emitted` of them count.
+    """
+
+    path: torch.Tensor  # [B, P] int64
+    num_accepted: torch.Tensor  # [B] int64 drafted tokens accepted, 0..L
+    tokens: torch.Tensor  # [B, P] int64
+    num_emitted: torch.Tensor  # [B] int64, num_accepted + 1 before any cut by a stop token or the length limit
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOutcome:
+    """What the host knows once a round's tokens have arrived; one entry per running request, in batch-row order."""
+
+    request_ids: tuple[int, ...]
+    num_nodes: tuple[int, ...]  # non-root nodes verified
+    num_accepted: tuple[int, ...]  # before any cut
+    tokens: tuple[tuple[int, ...], ...]  # emitted after the cut
+    expected_length: tuple[float, ...]  # surrogate E[tau] = 1 + sum of node probabilities
+    is_identity_path: tuple[bool, ...]  # accepted nodes were 0..a-1: nothing to move at commit
+    verify_width: int  # tokens per request in the target forward, padding included
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedRows:
+    """Target features of newly committed rows and where they belong: the input of materialize."""
+
+    features: torch.Tensor  # [B, T, K*M]
+    positions: torch.Tensor  # [B, T] int64, absolute = rows of the draft cache
+    num_rows: torch.Tensor  # [B] int64, leading rows that count
+    position_bound: int  # host integer > every position that counts
+
+
+@dataclass(frozen=True, slots=True)
+class CaseFacts:
+    """What decides whether a variant can serve, known before any weights are loaded."""
+
+    spec: EngineSpec
+    target: TargetShape
+    drafter: DrafterShape | None
+
+    @property
+    def block_size(self) -> int:
+        """P: as asked for, else as the drafter was trained."""
+        if self.spec.block_size is not None:
+            return self.spec.block_size
+        return self.drafter.block_size if self.drafter is not None else DEFAULT_BLOCK_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the parts of one engine are built from."""
+
+    facts: CaseFacts
+    models: Models
+    continuations: Mapping[int, Sequence[int]] | None = None  # request id -> its true output: oracle drafts only
+    oracle_quality: tuple[float, ...] = ()  # per depth, how often the draft's first choice is the true token
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.facts.spec.device)
+
+    def generator(self) -> torch.Generator:
+        """A source of randomness of its own, not yet seeded."""
+        return torch.Generator(self.device)
+
+
+class Part:
+    """Base of every entry of a part table: says whether it can serve a case, is built once, forgets at each run."""
+
+    @staticmethod
+    def supports(facts: CaseFacts) -> str | None:
+        """None, or why this variant cannot serve the case."""
+        return None
+
+    def __init__(self, setting: Setting) -> None:
+        """Keep what the part needs of `setting`."""
+
+    def reset(self) -> None:
+        """Return to the state after construction, so that a run repeats exactly."""

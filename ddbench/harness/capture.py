@@ -1,0 +1,221 @@
+"""Probes: what the harness hears from the engine, and the state of the machine around a pass.
+
+`CleanProbe` reads the host clock when a request is admitted, when its first token is there, when a round starts and
+when its tokens have arrived, and nothing else: speed is only ever read from it. `StageProbe` also times every stage;
+its pass is run apart and its tax is printed. On a GPU stages are timed by event pairs in the stream: no synchronisation
+is added, and a stage that waits for the host is charged for the wait.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import psutil
+import torch
+
+from ddbench.engine.stages import Stage
+from ddbench.engine.types import RoundOutcome
+from ddbench.harness.environment import nvml_device
+from ddbench.records import LoadSample, NotMeasured, StageSample
+
+Clock = Callable[[], int]
+LOAD_WINDOW_S = 0.1
+OUTSIDE_ROUNDS = -1  # the step of stages that belong to a prefill
+_NOTHING = nullcontext()
+
+
+class CleanProbe:
+    """Host clock at the events that a user of the engine could see. Everything else is derived afterwards."""
+
+    def __init__(self, clock: Clock = time.perf_counter_ns) -> None:
+        self._clock = clock
+        self.admissions: dict[int, int] = {}  # request -> ns
+        self.first_tokens: dict[int, tuple[int, int]] = {}  # request -> (ns, token)
+        self.round_starts: list[tuple[int, int]] = []  # (ns, batch size)
+        self.commits: list[tuple[int, RoundOutcome]] = []
+        self.finishes: dict[int, str] = {}
+        self.paths: dict[str, str] = {}
+
+    def admitted(self, request_id: int) -> None:
+        self.admissions[request_id] = self._clock()
+
+    def stage(self, stage: Stage) -> AbstractContextManager[None]:
+        return _NOTHING
+
+    def first_token(self, request_id: int, token: int) -> None:
+        self.first_tokens[request_id] = (self._clock(), token)
+
+    def round_started(self, batch_size: int) -> None:
+        self.round_starts.append((self._clock(), batch_size))
+
+    def committed(self, outcome: RoundOutcome) -> None:
+        self.commits.append((self._clock(), outcome))
+
+    def finished(self, request_id: int, reason: str) -> None:
+        self.finishes[request_id] = reason
+
+    def path_used(self, part: str, name: str) -> None:
+        self.paths[part] = name
+
+    def stage_samples(self) -> list[StageSample]:
+        """No stage is timed in a clean pass."""
+        return []
+
+
+@dataclass(slots=True)
+class _Span:
+    """One stay in a stage; `begin` and `end` are clock readings or CUDA events."""
+
+    step: int
+    stage: Stage
+    parent: _Span | None
+    begin: Any = None
+    end: Any = None
+
+
+class StageProbe(CleanProbe):
+    """Times every stage as well. A stage inside another one is charged to itself only."""
+
+    def __init__(self, device: str = "cpu", clock: Clock = time.perf_counter_ns) -> None:
+        super().__init__(clock)
+        self._is_device = device == "cuda"
+        self._spans: list[_Span] = []
+        self._open: _Span | None = None
+        self._step = OUTSIDE_ROUNDS
+
+    def round_started(self, batch_size: int) -> None:
+        self._step = len(self.round_starts)
+        super().round_started(batch_size)
+
+    def committed(self, outcome: RoundOutcome) -> None:
+        super().committed(outcome)
+        if len(self.commits) == len(self.round_starts):  # else the next round is already under way
+            self._step = OUTSIDE_ROUNDS
+
+    def stage(self, stage: Stage) -> AbstractContextManager[None]:
+        if self._is_device and torch.cuda.is_current_stream_capturing():
+            return _NOTHING
+        return _StageTimer(self, _Span(self._step, stage, self._open))
+
+    def mark(self) -> Any:
+        """Now: on the host's clock, or as an event in the current stream."""
+        if not self._is_device:
+            return self._clock()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def enter(self, span: _Span) -> None:
+        self._open = span
+        span.begin = self.mark()
+
+    def leave(self, span: _Span) -> None:
+        span.end = self.mark()
+        self._open = span.parent
+        self._spans.append(span)
+
+    def stage_samples(self) -> list[StageSample]:
+        """Exclusive times: one sample per stage and round, one per stay outside rounds."""
+        if self._is_device:
+            torch.cuda.synchronize()
+        exclusive = {id(span): self._duration_ns(span) for span in self._spans}
+        for span in self._spans:
+            if span.parent is not None:
+                exclusive[id(span.parent)] -= self._duration_ns(span)
+        rows: list[tuple[int, Stage, int]] = []
+        in_rounds: dict[tuple[int, Stage], int] = {}
+        for span in self._spans:
+            if span.step == OUTSIDE_ROUNDS:
+                rows.append((span.step, span.stage, exclusive[id(span)]))
+            else:
+                key = (span.step, span.stage)
+                in_rounds[key] = in_rounds.get(key, 0) + exclusive[id(span)]
+        rows += [(step, stage, duration) for (step, stage), duration in in_rounds.items()]
+        clock = "device" if self._is_device else "host"
+        return [
+            StageSample(step=step, stage=stage.value, duration_ns=duration, clock=clock)  # type: ignore[arg-type]
+            for step, stage, duration in rows
+        ]
+
+    def _duration_ns(self, span: _Span) -> int:
+        return round(span.begin.elapsed_time(span.end) * 1e6) if self._is_device else span.end - span.begin
+
+
+class _StageTimer(AbstractContextManager[None]):
+    __slots__ = ("_probe", "_span")
+
+    def __init__(self, probe: StageProbe, span: _Span) -> None:
+        self._probe = probe
+        self._span = span
+
+    def __enter__(self) -> None:
+        self._probe.enter(self._span)
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self._probe.leave(self._span)
+
+
+# CaptureSpec.mode -> the probe of the pass that follows the clean one, built for a device
+CAPTURES: dict[str, Callable[[str], CleanProbe] | None] = {"none": None, "stages": StageProbe}
+
+
+# ----------------------------------------------------------------------------------------------- the machine's state
+
+
+def host_load() -> float | NotMeasured:
+    """Share of all CPU time that is busy right now, in a short window in which the caller does nothing."""
+    try:
+        return psutil.cpu_percent(interval=LOAD_WINDOW_S) / 100
+    except (OSError, psutil.Error) as error:
+        return NotMeasured(not_measured=f"CPU times cannot be read: {type(error).__name__}")
+
+
+def load_sample(before: float | NotMeasured, after: float | NotMeasured, device: str) -> LoadSample:
+    """Host load around a pass, and clocks, temperature and throttling of the GPU right after it."""
+    clock, temperature, reasons = _gpu_state(device)
+    return LoadSample(
+        host_load_before=before,
+        host_load_after=after,
+        sm_clock_mhz=clock,
+        temperature_c=temperature,
+        throttle_reasons=reasons,
+    )
+
+
+_THROTTLE_BITS = {
+    0x0000000000000002: "applications clocks setting",
+    0x0000000000000004: "software power cap",
+    0x0000000000000008: "hardware slowdown",
+    0x0000000000000010: "sync boost",
+    0x0000000000000020: "software thermal slowdown",
+    0x0000000000000040: "hardware thermal slowdown",
+    0x0000000000000080: "hardware power brake",
+}  # bit 0 is "idle": no throttling
+
+
+def _gpu_state(
+    device: str,
+) -> tuple[int | NotMeasured, int | NotMeasured, tuple[str, ...] | NotMeasured]:
+    gpu = nvml_device(device)
+    if isinstance(gpu, NotMeasured):
+        return gpu, gpu, gpu
+    import pynvml
+
+    try:
+        clock = pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM)
+        temperature = pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU)
+        bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
+    except pynvml.NVMLError as error:
+        missing = NotMeasured(not_measured=f"NVML: {error}")
+        return missing, missing, missing
+    return clock, temperature, throttle_names(bits)
+
+
+def throttle_names(bits: int) -> tuple[str, ...]:
+    """The reasons set in NVML's bit mask."""
+    return tuple(name for bit, name in _THROTTLE_BITS.items() if bits & bit)

@@ -1,0 +1,265 @@
+"""From a question to the cases that answer it: ExperimentSpec -> Plan of runnable cases and skipped ones with reasons.
+
+First step of a sweep. A plan is a pure function of the experiment and of what the engine can do (`Capabilities`), so
+that it can be printed, tested and resumed without running anything.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import ValidationError
+
+from ddbench.errors import UnsupportedVariant, UserError, did_you_mean
+from ddbench.records import SkippedCase
+from ddbench.spec import (
+    ARMS,
+    PART_FIELDS,
+    UNUSED,
+    Axis,
+    Case,
+    EngineSpec,
+    ExperimentSpec,
+    Record,
+    WorkloadSpec,
+    first_message,
+)
+
+RecordT = TypeVar("RecordT", bound=Record)
+Device = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What the engine can do, as far as a plan needs to know."""
+
+    variants: Mapping[str, Collection[str]]  # part field -> names
+    absent: Mapping[str, Mapping[str, str]]  # part field -> name -> why it is not there
+    check_target: Callable[[str], object]  # raises a UserError for an unknown target
+    supports: Callable[[EngineSpec], str | None]  # why a combination cannot run; None: it can
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Cases in execution order, and the points that cannot be run."""
+
+    experiment: ExperimentSpec
+    cases: tuple[Case, ...]
+    skipped: tuple[SkippedCase, ...]
+
+
+def engine_capabilities() -> Capabilities:
+    """What the engine of this package can do. Imports torch."""
+    from ddbench.engine.parts import ABSENT, PARTS, supports
+    from ddbench.models.shapes import DRAFTERS, TARGETS
+    from ddbench.models.weights import checkpoint_folder, read_shapes
+
+    def reason_against(spec: EngineSpec) -> str | None:
+        folder = checkpoint_folder(spec.target)
+        if folder is None:
+            return supports(spec, TARGETS[spec.target], DRAFTERS.get(spec.target))
+        target, drafter = read_shapes(folder)
+        return supports(spec, target, drafter if spec.drafter is None else read_shapes(Path(spec.drafter))[1])
+
+    return Capabilities(
+        variants=PARTS,
+        absent={part: {name: why for (field, name), why in ABSENT.items() if field == part} for part in PART_FIELDS},
+        check_target=checkpoint_folder,
+        supports=reason_against,
+    )
+
+
+def with_overrides(
+    experiment: ExperimentSpec,
+    *,
+    arms: Sequence[str] = (),
+    axes: Sequence[Axis] = (),
+    engine: Mapping[str, Any] | None = None,
+    num_blocks: int | None = None,
+    seed: int | None = None,
+) -> ExperimentSpec:
+    """The experiment with what a command line says put in place.
+
+    An axis replaces one of the same name or is added. Arms that leave out the ablated one leave out its variants too.
+    """
+    kept = [axis for axis in experiment.axes if axis.name not in {new.name for new in axes}]
+    chosen = tuple(dict.fromkeys(arms)) or experiment.arms
+    changes = {
+        "arms": chosen,
+        "ablate": experiment.ablate if not arms or experiment.ablate_arm in chosen else (),
+        "axes": (*kept, *axes),
+        "engine": _changed(experiment.engine, {k: v for k, v in (engine or {}).items() if v is not None}),
+        "num_blocks": num_blocks if num_blocks is not None else experiment.num_blocks,
+        "seed": seed if seed is not None else experiment.seed,
+    }
+    return _changed(experiment, changes)
+
+
+def make_plan(experiment: ExperimentSpec, can: Capabilities) -> Plan:
+    """Every case of the experiment once per block, in a seeded order.
+
+    Cases that are compared with each other (same workload, target, precision, device) stand together, `ar` first in
+    block 0 because its output is what the others are held against. Odd blocks run in the reverse order of the block
+    before (ABBA), so that a steady drift of the machine cancels in every pair.
+    """
+    _check_axes(experiment)
+    unique = list(dict.fromkeys(_candidates(experiment)))
+    for case in unique:
+        _check_values(case, can)
+    skipped = {case: reason for case in unique if (reason := _reason_against(case, can)) is not None}
+    runnable = [case for case in unique if case not in skipped]
+    blocks = (_ordered(runnable, experiment.seed, block) for block in range(experiment.num_blocks))
+    return Plan(
+        experiment=experiment,
+        cases=tuple(itertools.chain.from_iterable(blocks)),
+        skipped=tuple(SkippedCase(arm=case.arm, label=case.label, reason=why) for case, why in skipped.items()),
+    )
+
+
+def reference_key(case: Case) -> str:
+    """What decides a greedy output: cases that agree here must emit the same tokens as their `ar` case."""
+    engine = case.engine
+    about_target = (engine.target, engine.dtype, engine.device, engine.experts, engine.num_threads, engine.seed)
+    return f"{case.workload.digest()} {about_target}"
+
+
+def case_key(case: Case) -> dict[str, Any]:
+    """What makes a case itself: everything but how it is labelled."""
+    return case.model_dump(mode="json", exclude={"shown"})
+
+
+# -------------------------------------------------------------------------------------------------- enumeration
+
+
+def _candidates(experiment: ExperimentSpec) -> Iterator[Case]:
+    names = [axis.name for axis in experiment.axes]
+    for values in itertools.product(*(axis.values for axis in experiment.axes)):
+        point = dict(zip(names, values, strict=True))
+        for arm in experiment.arms:
+            yield _case(experiment, arm, point)
+        for axis in experiment.ablate:
+            for value in axis.values:
+                yield _case(experiment, experiment.ablate_arm, point, {axis.name: value})
+
+
+def _case(experiment: ExperimentSpec, arm: str, point: dict[str, Any], change: dict[str, Any] | None = None) -> Case:
+    """One case: the experiment's specs, the axes' values, one changed field, and what the arm pins, in that order."""
+    values = {**point, **(change or {})}
+    engine = _changed(experiment.engine, {**_owned(EngineSpec, values), **ARMS[arm]})
+    engine, idle = _without_idle_fields(engine)
+    return Case(
+        arm=arm,
+        engine=engine,
+        workload=_changed(experiment.workload, _owned(WorkloadSpec, values)),
+        capture=_changed(experiment.capture, _owned(type(experiment.capture), values)),
+        shown=tuple(axis.name for axis in experiment.axes if _is_shown(axis, arm, idle)),
+    )
+
+
+def _is_shown(axis: Axis, arm: str, idle: Collection[str]) -> bool:
+    is_owned = axis.owner != "capture" and axis.name != "concurrency"
+    return is_owned and len(axis.values) > 1 and axis.name not in ARMS[arm] and axis.name not in idle
+
+
+def _owned(model: type[Record], values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name in model.model_fields}
+
+
+def _changed(record: RecordT, changes: Mapping[str, Any]) -> RecordT:
+    """A validated copy; fields that were never set stay unset."""
+    given = {name: getattr(record, name) for name in record.model_fields_set}
+    try:
+        return type(record)(**{**given, **changes})
+    except ValidationError as error:
+        raise UserError(first_message(error)) from error
+
+
+def _without_idle_fields(engine: EngineSpec) -> tuple[EngineSpec, frozenset[str]]:
+    """Fields that this combination never reads go back to their defaults, so that they do not multiply a case."""
+    idle: set[str] = set()
+    if engine.sampling == "greedy":
+        idle.add("temperature")
+    if engine.draft != "oracle":
+        idle.add("oracle_quality")
+    if engine.draft == UNUSED:
+        idle.update(("block_size", "drafter"))
+    if engine.draft == "prompt_lookup":
+        idle.add("drafter")
+    defaults = {name: EngineSpec.model_fields[name].default for name in idle}
+    return _changed(engine, defaults), frozenset(idle)
+
+
+# --------------------------------------------------------------------------------------------------------- checks
+
+
+def _check_axes(experiment: ExperimentSpec) -> None:
+    for where, axes in (("axes", experiment.axes), ("ablate", experiment.ablate)):
+        names = [axis.name for axis in axes]
+        for name in names:
+            if names.count(name) > 1:
+                raise UserError(f"[{where}]: axis '{name}' is there twice")
+            if name == "device":
+                raise UserError(f"[{where}]: a run has one device: use --device, and report two runs together")
+    for axis in experiment.ablate:
+        if axis.name in ARMS[experiment.ablate_arm]:
+            raise UserError(
+                f"[ablate]: '{axis.name}' is what defines the arm '{experiment.ablate_arm}': "
+                f"ablate a field that the arm leaves open, or compare with another arm"
+            )
+
+
+def _check_values(case: Case, can: Capabilities) -> None:
+    """Names that exist nowhere are an error of the request; names that are known to be absent are skipped later."""
+    can.check_target(case.engine.target)
+    for field in PART_FIELDS:
+        name = getattr(case.engine, field)
+        known = {*can.variants.get(field, ()), *can.absent.get(field, ())}
+        if name not in known and not (name == UNUSED and field in ARMS[case.arm]):
+            raise UnsupportedVariant(f"{field}: unknown variant '{name}': {did_you_mean(name, known)}")
+
+
+def _reason_against(case: Case, can: Capabilities) -> str | None:
+    for field in PART_FIELDS:
+        name = getattr(case.engine, field)
+        if name in can.absent.get(field, {}):
+            return f"{field}={name}: {can.absent[field][name]}"
+    return can.supports(case.engine)
+
+
+# ---------------------------------------------------------------------------------------------------------- order
+
+
+def _ordered(cases: Sequence[Case], seed: int, block: int) -> list[Case]:
+    groups: dict[str, list[Case]] = {}
+    for case in cases:
+        groups.setdefault(reference_key(case), []).append(case)
+    ordered: list[Case] = []
+    for index, group in enumerate(groups.values()):
+        shuffled = list(group)
+        random.Random(f"{seed}/{block // 2}/{index}").shuffle(shuffled)
+        ordered += sorted(shuffled, key=lambda case: case.arm != "ar")  # stable: only moves `ar` to the front
+    if block % 2:
+        ordered.reverse()
+    return [case.model_copy(update={"block": block}) for case in ordered]
+
+
+def resolve_device(requested: Device | None, experiment: ExperimentSpec) -> Device:
+    """The command line's device, else the experiment's, else a GPU where torch sees one."""
+    return default_device(
+        requested or (experiment.engine.device if "device" in experiment.engine.model_fields_set else None)
+    )
+
+
+def default_device(requested: Device | None) -> Device:
+    """The device asked for, else a GPU where torch sees one. Imports torch."""
+    import torch
+
+    has_gpu = torch.cuda.is_available()
+    if requested == "cuda" and not has_gpu:
+        raise UserError("device 'cuda': torch sees no CUDA device here; use --device cpu")
+    return requested or ("cuda" if has_gpu else "cpu")

@@ -1,0 +1,120 @@
+"""What a person sees while a sweep runs: a bar with an estimate on a terminal, plain lines elsewhere; a row per case."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
+from ddbench import units
+from ddbench.records import CaseResult, FailedResult, IncorrectResult, OkResult
+from ddbench.spec import Case
+
+_COLOURS = {"ok": "green", "incorrect": "red", "failed": "red"}
+
+
+class SweepDisplay:
+    """Told when a case starts, what it is doing, and how it ended."""
+
+    def __init__(
+        self, console: Console, num_cases: int, num_left: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console = console
+        self._num_cases = num_cases
+        self._num_done = num_cases - num_left
+        self._num_left = num_left
+        self._spent = 0.0
+        self._num_timed = 0
+        self._clock = clock
+        self._begin = clock()
+        self._label = ""
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=num_cases, completed=self._num_done, left="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def started(self, case: Case) -> None:
+        self._begin = self._clock()
+        self._label = case.label
+        self._bar.update(self._task, description=self._label, left=self._time_left())
+
+    def phase(self, text: str) -> None:
+        self._bar.update(self._task, description=f"{self._label}: {text}")
+
+    def finished(self, result: CaseResult) -> None:
+        self._spent += self._clock() - self._begin
+        self._num_timed += 1
+        self._num_done += 1
+        self._num_left -= 1
+        self._bar.update(self._task, completed=self._num_done, left=self._time_left())
+        place = f"[{self._num_done:>{len(str(self._num_cases))}}/{self._num_cases}]"
+        colour = _COLOURS[result.status]
+        line = f"{place} [{colour}]{result.status:<9}[/] {result_row(result)}"
+        if not self._console.is_terminal and self._num_left:
+            line += f"  ({self._time_left()})"
+        self._console.print(line, highlight=False, soft_wrap=True)
+
+    def _time_left(self) -> str:
+        if not self._num_timed:
+            return "time left: unknown"
+        return f"about {units.duration(self._spent / self._num_timed * self._num_left * 1e9)} left"
+
+
+def result_row(result: CaseResult) -> str:
+    """One finished case on one line: label, tokens per second and acceptance length, or what went wrong."""
+    label = result.case.label + (f" block={result.case.block}" if result.case.block else "")
+    if isinstance(result, OkResult):
+        return f"{label:<44} {_speed(result):>12}  tau {_acceptance_length(result)}{_parity_note(result)}"
+    if isinstance(result, FailedResult):
+        return f"{label:<44} {result.outcome}: {escaped(result.reason)}"
+    return f"{label:<44} {_first_divergence(result)}"
+
+
+def escaped(text: str) -> str:
+    """Text that rich must not read as markup."""
+    return text.replace("[", "\\[")
+
+
+def _speed(result: OkResult) -> str:
+    clean = [summary for summary in result.passes if summary.pass_name == "clean"]
+    seconds = sum(summary.wall_ns for summary in clean) / 1e9
+    return f"{units.significant(sum(summary.num_emitted for summary in clean) / seconds)} tok/s"
+
+
+def _acceptance_length(result: OkResult) -> str:
+    num_rounds = result.counters["num_rounds"]
+    if not num_rounds:
+        return "-"
+    return units.significant(result.counters["tokens_accepted"] / num_rounds + 1)
+
+
+def _parity_note(result: OkResult) -> str:
+    return "" if result.parity.status == "identical" else f"  parity {result.parity.status}"
+
+
+def _first_divergence(result: IncorrectResult) -> str:
+    if not result.parity.divergences:
+        return f"parity {result.parity.status}"
+    first = result.parity.divergences[0]
+    return (
+        f"differs from plain decoding: prompt {first.prompt_id}, token {first.position}: "
+        f"expected {first.expected}, got {first.got}"
+    )

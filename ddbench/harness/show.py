@@ -1,0 +1,124 @@
+"""Tables on the console: what there is, what a plan would do, what the checks found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ddbench.harness.plan import Plan
+from ddbench.spec import ARMS, PART_FIELDS, CaptureSpec, EngineSpec, WorkloadSpec
+
+if TYPE_CHECKING:
+    from ddbench.harness.check import Row
+
+_STATUS_COLOURS = {"ok": "green", "failed": "red", "skipped": "yellow"}
+
+
+def listing() -> Iterator[Table]:
+    """Arms, parts, targets, experiments, axes."""
+    yield _arms_table()
+    yield _parts_table()
+    yield _targets_table()
+    yield _experiments_table()
+    yield _axes_table()
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _row(table: Table, *cells: object, style: str | None = None) -> None:
+    """Cells as they are: nothing in them is markup."""
+    table.add_row(*(Text(str(cell)) for cell in cells), style=style)
+
+
+def _arms_table() -> Table:
+    table = _table("Arms", "arm", "what it pins")
+    for arm, pins in ARMS.items():
+        _row(table, arm, ", ".join(f"{name}={value}" for name, value in pins.items()))
+    return table
+
+
+def _parts_table() -> Table:
+    from ddbench.engine.parts import ABSENT, PARTS
+
+    table = _table("Parts (axes of the engine)", "part", "variant", "what it does")
+    for part in PART_FIELDS:
+        default = EngineSpec.model_fields[part].default
+        for name, kind in PARTS[part].items():
+            doc = (kind.__doc__ or "").strip().splitlines()
+            _row(table, part, f"{name} (default)" if name == default else name, doc[0] if doc else "")
+        for (field, name), reason in ABSENT.items():
+            if field == part:
+                _row(table, part, name, f"absent: {reason}", style="dim")
+    return table
+
+
+def _targets_table() -> Table:
+    from ddbench.models.shapes import DRAFTERS
+    from ddbench.models.weights import checkpoint_folder, target_names
+
+    table = _table("Targets (or a checkpoint folder)", "target", "weights", "drafter")
+    for name in target_names():
+        has_weights = checkpoint_folder(name) is not None
+        _row(table, name, "shipped" if has_weights else "random", "yes" if has_weights or name in DRAFTERS else "no")
+    return table
+
+
+def _experiments_table() -> Table:
+    from ddbench.harness.sweep import experiment_files, find_experiment
+
+    table = _table("Experiments (or a .toml file)", "experiment", "question")
+    for name in sorted(experiment_files()):
+        _row(table, name, find_experiment(name).question)
+    return table
+
+
+def _axes_table() -> Table:
+    table = _table("Axes (--set AXIS=VALUE[,VALUE...])", "of", "axis", "default")
+    for owner, model in (("engine", EngineSpec), ("workload", WorkloadSpec), ("capture", CaptureSpec)):
+        for name, info in model.model_fields.items():
+            if name not in (*PART_FIELDS, "device"):
+                _row(table, owner, name, info.default)
+    return table
+
+
+def show_plan(console: Console, plan: Plan) -> None:
+    """Cases in execution order, then what is skipped and why."""
+    experiment, engine = plan.experiment, plan.experiment.engine
+    console.print(Text(f"{experiment.name}: {experiment.question}", style="bold"), soft_wrap=True)
+    facts = f"target {engine.target}, device {engine.device}, {engine.dtype}, order seed {experiment.seed}"
+    console.print(Text(f"{len(plan.cases)} cases, {len(plan.skipped)} skipped; {facts}"), soft_wrap=True)
+    table = _table("Cases in the order in which they run", "#", "block", "case")
+    for number, case in enumerate(plan.cases, start=1):
+        _row(table, number, case.block, case.label)
+    console.print(table)
+    if plan.skipped:
+        table = _table("Skipped", "case", "why")
+        for skipped in plan.skipped:
+            _row(table, skipped.label, skipped.reason)
+        console.print(table)
+
+
+def show_checks(console: Console, rows: Iterable[Row]) -> list[Row]:
+    """Every check as it finishes, in a table whose rows appear one by one; all rows come back."""
+    table = _table("Checks", "status", "suite", "what", "detail")
+    seen = []
+    with Live(table, console=console, auto_refresh=False, vertical_overflow="visible") as live:
+        for row in rows:
+            seen.append(row)
+            table.add_row(
+                Text(row.status, style=_STATUS_COLOURS[row.status]), row.suite, Text(row.subject), Text(row.detail)
+            )
+            live.refresh()
+    counts = {status: sum(row.status == status for row in seen) for status in _STATUS_COLOURS}
+    console.print(", ".join(f"{count} {status}" for status, count in counts.items() if count) or "nothing to check")
+    return seen

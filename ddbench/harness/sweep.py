@@ -1,0 +1,224 @@
+"""A whole sweep: plan -> run folder -> every case in its process -> tally. New or resumed.
+
+Above `run.py` (one case) and below the command line. What is on disk is complete after every case, so an interrupted
+sweep loses at most the case that was running.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+import ddbench
+from ddbench.errors import DdbenchError, SchemaError, UserError, did_you_mean
+from ddbench.harness.environment import environment_of
+from ddbench.harness.lock import device_lock
+from ddbench.harness.plan import Plan, case_key, reference_key
+from ddbench.harness.progress import SweepDisplay
+from ddbench.harness.run import WORKER, Job, run_case
+from ddbench.harness.store import RunFolder, case_id, create_run, open_run, run_id
+from ddbench.records import CaseResult, Environment, Manifest, OkResult
+from ddbench.spec import Case, EngineSpec, ExperimentSpec, load_experiment
+
+
+class SweepInterrupted(DdbenchError):
+    """Stopped from outside; what is finished is kept."""
+
+    exit_code = 130
+
+
+@dataclass(slots=True)
+class Tally:
+    """How the cases of a run ended."""
+
+    counts: dict[str, int] = field(default_factory=lambda: {"ok": 0, "incorrect": 0, "failed": 0})
+
+    def add(self, result: CaseResult) -> None:
+        self.counts[result.status] += 1
+
+    @property
+    def exit_code(self) -> int:
+        """0: everything that could run was measured; 4: nothing was, or a case failed or was incorrect."""
+        return 0 if self.counts["ok"] and not self.counts["incorrect"] and not self.counts["failed"] else 4
+
+    def __str__(self) -> str:
+        return (
+            ", ".join(f"{count} {status}" for status, count in self.counts.items() if count) or "nothing was measured"
+        )
+
+
+# -------------------------------------------------------------------------------------------------------- experiments
+
+
+def experiment_files() -> dict[str, Path]:
+    """Shipped experiments by name."""
+    import ddbench.experiments
+
+    folders = [Path(folder) for folder in ddbench.experiments.__path__]
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
+
+
+def find_experiment(name: str) -> ExperimentSpec:
+    """A shipped experiment by name, or any TOML file by path."""
+    files = experiment_files()
+    if name in files:
+        return load_experiment(files[name])
+    if name.endswith(".toml"):
+        return load_experiment(Path(name))
+    raise UserError(f"unknown experiment '{name}': {did_you_mean(name, files)}; or give the path of a .toml file")
+
+
+# ------------------------------------------------------------------------------------------------------- new, resumed
+
+
+def new_run(plan: Plan, out: Path) -> RunFolder:
+    """The folder of a new run, its manifest written."""
+    if not plan.cases:
+        raise DdbenchError(f"nothing to measure: all {len(plan.skipped)} cases of the plan are skipped")
+    environment = environment_of(plan.cases[0].engine.device)
+    now = datetime.now(UTC)
+    manifest = Manifest(
+        run_id=run_id(now.strftime("%Y%m%dT%H%M%SZ"), plan.experiment.name, _plan_digest(plan, environment)),
+        ddbench_version=ddbench.__version__,
+        created_at=now.isoformat(timespec="seconds"),
+        experiment=plan.experiment,
+        environment=environment,
+        case_ids=case_ids(plan.cases, environment),
+        cases=plan.cases,
+        skipped=plan.skipped,
+    )
+    return create_run(out, manifest)
+
+
+def _plan_digest(plan: Plan, environment: Environment) -> str:
+    text = "".join(case.digest() for case in plan.cases) + environment.code_digest
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def resumed_run(path: Path) -> RunFolder:
+    """An unfinished run to go on with: the code, the place and the weights must be what they were."""
+    run = open_run(path)
+    manifest = run.manifest
+    if not manifest.cases:
+        raise SchemaError(f"{path}: its manifest does not hold the cases: it cannot be resumed, start a new run")
+    now = environment_of(manifest.cases[0].engine.device)
+    if now.code_digest != manifest.environment.code_digest:
+        raise UserError(
+            f"{path}: was made by other code (digest {manifest.environment.code_digest[:12]}, "
+            f"now {now.code_digest[:12]}): start a new run"
+        )
+    changes = _differences(manifest.environment, now)
+    if changes:
+        raise UserError(f"{path}: was made in another environment ({changes}): start a new run")
+    for then_id, now_id, case in zip(manifest.case_ids, case_ids(manifest.cases, now), manifest.cases, strict=True):
+        if now_id != then_id:
+            raise UserError(f"{path}: the weights of '{case.engine.target}' are not the ones of then: start a new run")
+    run.sweep_leftovers()
+    return run
+
+
+def _differences(then: Environment, now: Environment) -> str:
+    pairs = zip(then.fingerprint(), now.fingerprint(), strict=False)
+    texts = [f"{old} then, {new} now" for old, new in pairs if old != new]
+    return "; ".join(texts) or ("another set of libraries" if then.fingerprint() != now.fingerprint() else "")
+
+
+def case_ids(cases: Sequence[Case], environment: Environment) -> tuple[str, ...]:
+    """The content address of every case; weights are read once per pair of models."""
+    digests = {case.engine: "" for case in cases}
+    known: dict[tuple[str, str | None, int], str] = {}
+    for engine in digests:
+        pair = (engine.target, engine.drafter, engine.seed)
+        digests[engine] = known[pair] if pair in known else known.setdefault(pair, models_digest(engine))
+    return tuple(case_id(case_key(case), digests[case.engine], environment) for case in cases)
+
+
+def models_digest(engine: EngineSpec) -> str:
+    """The weights by the content of their files; random weights are named by their seed."""
+    from ddbench.models.weights import checkpoint_folder
+
+    folder = checkpoint_folder(engine.target)
+    if folder is None:
+        return f"random-{engine.seed}"
+    drafter = folder if engine.drafter is None else Path(engine.drafter)
+    names = ("config.json", "tokenizer.json", "prompts.jsonl", "target.safetensors")
+    files = [*(folder / name for name in names), drafter / "config.json", drafter / "drafter.safetensors"]
+    return hashlib.sha256("".join(_file_digest(file) for file in files).encode()).hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    if not path.is_file():
+        return "absent"
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# ---------------------------------------------------------------------------------------------------------- execution
+
+
+def execute(
+    run: RunFolder, console: Console, command: Sequence[str] = WORKER, lock_folder: Path | None = None
+) -> Tally:
+    """Run every case that has no result yet; the tally counts all cases of the run."""
+    missing = run.missing()
+    tally, references = _what_is_done(run, missing)
+    device = run.manifest.cases[0].engine.device
+    display = SweepDisplay(console, len(run.manifest.case_ids), len(missing))
+    with device_lock(device, f"sweep '{run.manifest.experiment.name}'", lock_folder), _interruptible(run), display:
+        for one in missing:
+            case = run.case(one)
+            key = reference_key(case)
+            display.started(case)
+            job = Job(case_id=one, case=case, reference=references.get(key))
+            result = run_case(run, job, display.phase, command)
+            display.finished(result)
+            tally.add(result)
+            if _is_reference(result):
+                references.setdefault(key, _outputs_of(run, one))
+    return tally
+
+
+def _what_is_done(run: RunFolder, missing: Sequence[str]) -> tuple[Tally, dict[str, str]]:
+    tally, references = Tally(), {}
+    for one in run.manifest.case_ids:
+        if one not in missing:
+            result = run.result(one)
+            tally.add(result)
+            if _is_reference(result):
+                references.setdefault(reference_key(result.case), _outputs_of(run, one))
+    return tally, references
+
+
+def _is_reference(result: CaseResult) -> bool:
+    return isinstance(result, OkResult) and result.case.arm == "ar" and result.case.engine.sampling == "greedy"
+
+
+def _outputs_of(run: RunFolder, one: str) -> str:
+    return str(run.case_folder(one) / "requests.parquet")
+
+
+@contextmanager
+def _interruptible(run: RunFolder) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the sweep in order: the child is stopped, the rest of the run can be resumed."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise SweepInterrupted(
+            f"interrupted; {len(run.done)} of {len(run.manifest.case_ids)} cases are kept. "
+            f"Go on with: ddbench sweep --resume {run.path}"
+        ) from error
+    finally:
+        signal.signal(signal.SIGTERM, before)

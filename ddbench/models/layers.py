@@ -1,0 +1,82 @@
+"""Building blocks shared by target and drafter: RMSNorm, rotary tables, SwiGLU.
+
+Letters: B batch rows, N tokens, M hidden, I MLP width.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ddbench.kernels import rms_norm as rms_norm_kernel
+from ddbench.kernels import rope as rope_kernel
+from ddbench.models.shapes import RopeShape
+
+
+def linear(in_features: int, out_features: int) -> nn.Linear:
+    """A bias-free projection."""
+    return nn.Linear(in_features, out_features, bias=False)
+
+
+class RMSNorm(nn.Module):
+    """`weight * x / rms(x)`, fp32 inside, over the last dim."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return rms_norm_kernel.rms_norm(x, self.weight, self.eps)
+
+
+class SwiGLU(nn.Module):
+    """`down(silu(gate(x)) * up(x))`, gate and up in one matrix (gate rows first)."""
+
+    def __init__(self, hidden: int, width: int) -> None:
+        super().__init__()
+        self.gate_up = linear(hidden, 2 * width)
+        self.down = linear(width, hidden)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
+class RotaryTable(nn.Module):
+    """cos and sin of every position, fp32; `rows` picks those of the tokens at hand."""
+
+    cos: torch.Tensor  # [positions, rotary_dim/2]
+    sin: torch.Tensor
+
+    def __init__(self, shape: RopeShape, num_positions: int) -> None:
+        super().__init__()
+        yarn = shape.yarn
+        scale = 1.0
+        if yarn is not None:
+            scale = rope_kernel.yarn_mscale(yarn.factor, yarn.mscale)
+            scale /= rope_kernel.yarn_mscale(yarn.factor, yarn.mscale_all_dim)
+        freq = rope_kernel.inv_freq(shape.rotary_dim, shape.theta, None if yarn is None else yarn.model_dump())
+        cos, sin = rope_kernel.cos_sin(freq, num_positions, scale)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+    def rows(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin rows of `positions` [B, N], each [B, N, 1, rotary_dim/2]."""
+        return self.cos[positions][:, :, None], self.sin[positions][:, :, None]
+
+    def _apply(self, fn, recurse: bool = True):  # type: ignore[no-untyped-def]
+        """Follow the model to another device, but stay fp32: bf16 angles go wrong within a few hundred."""
+        cos, sin = self.cos, self.sin
+        super()._apply(fn, recurse)
+        self.cos, self.sin = cos.to(self.cos.device), sin.to(self.sin.device)
+        return self
+
+
+def attention_scale(head_dim: int, rope: RopeShape) -> float:
+    """Softmax scale `head_dim^-0.5`, times YaRN's squared attention temperature where the context is extended."""
+    scale = head_dim**-0.5
+    if rope.yarn is not None:
+        scale *= rope_kernel.yarn_mscale(rope.yarn.factor, rope.yarn.mscale_all_dim) ** 2
+    return scale

@@ -1,0 +1,91 @@
+"""Multi-head latent attention, absorbed: the cache holds one latent row per token, shared by all heads.
+
+The key up-projection is folded into the query and the value up-projection into the output, so that attention works on
+latent rows directly (DeepSeek-V2, arXiv 2405.04434). RoPE is half-split here; published checkpoints that interleave the
+rotary pairs are permuted when they are loaded.
+Letters: B batch rows, N new tokens, H heads, R latent rank, Dr rotary dims, M hidden, S cache rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ddbench.kernels.rope import rope
+from ddbench.models.inputs import VerifyAttention
+from ddbench.models.layers import RMSNorm, attention_scale, linear
+from ddbench.models.shapes import MLAShape, RopeShape
+
+
+class MLAAttention(nn.Module):
+    """Low-rank query, latent key/value, decoupled rotary key."""
+
+    def __init__(self, hidden: int, shape: MLAShape, rope_shape: RopeShape, eps: float) -> None:
+        super().__init__()
+        self.shape = shape
+        self.scale = attention_scale(shape.qk_nope_dim + shape.qk_rope_dim, rope_shape)
+        q_width = shape.num_heads * (shape.qk_nope_dim + shape.qk_rope_dim)
+        if shape.q_lora_rank is None:
+            self.q_proj = linear(hidden, q_width)
+        else:
+            self.q_a_proj = linear(hidden, shape.q_lora_rank)
+            self.q_a_norm = RMSNorm(shape.q_lora_rank, eps)
+            self.q_b_proj = linear(shape.q_lora_rank, q_width)
+        self.kv_a_proj = linear(hidden, shape.kv_lora_rank + shape.qk_rope_dim)
+        self.kv_a_norm = RMSNorm(shape.kv_lora_rank, eps)
+        self.kv_b_proj = linear(shape.kv_lora_rank, shape.num_heads * (shape.qk_nope_dim + shape.v_head_dim))
+        self.o_proj = linear(shape.num_heads * shape.v_head_dim, hidden)
+
+    def _query(self, x: torch.Tensor, rows: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """-> (q_nope [B,N,H,nope], rotated q_rope [B,N,H,Dr])."""
+        q = self.q_proj(x) if self.shape.q_lora_rank is None else self.q_b_proj(self.q_a_norm(self.q_a_proj(x)))
+        q = q.unflatten(-1, (self.shape.num_heads, -1))
+        q_nope, q_rope = q.split((self.shape.qk_nope_dim, self.shape.qk_rope_dim), dim=-1)
+        return q_nope, rope(q_rope, *rows)
+
+    def _latent(self, x: torch.Tensor, rows: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """-> (normalised latent [B,N,R], rotated key [B,N,Dr]): what is cached."""
+        latent, k_rope = self.kv_a_proj(x).split((self.shape.kv_lora_rank, self.shape.qk_rope_dim), dim=-1)
+        return self.kv_a_norm(latent), rope(k_rope[:, :, None], *rows)[:, :, 0]
+
+    def _up_projections(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views of kv_b_proj: keys [H, nope, R] and values [H, v, R]."""
+        w = self.kv_b_proj.weight.view(self.shape.num_heads, -1, self.shape.kv_lora_rank)
+        w_k, w_v = w.split((self.shape.qk_nope_dim, self.shape.v_head_dim), dim=1)
+        return w_k, w_v
+
+    def forward(
+        self,
+        x: torch.Tensor,  # [B, N, M]
+        rows: tuple[torch.Tensor, torch.Tensor],
+        cache: tuple[torch.Tensor, ...],
+        slots: tuple[torch.Tensor, torch.Tensor],
+        attention: VerifyAttention,
+        plan: Any,
+    ) -> torch.Tensor:
+        """Write the new tokens' latent rows to cache rows `slots`, then attend as `attention` does. -> [B, N, M]."""
+        (latent_cache,) = cache
+        latent_cache[slots] = torch.cat(self._latent(x, rows), dim=-1)
+        q_nope, q_rope = self._query(x, rows)
+        w_k, w_v = self._up_projections()
+        heads_first = q_nope.flatten(0, 1).transpose(0, 1)  # [H, B*N, nope]
+        q_latent = (heads_first @ w_k).transpose(0, 1).unflatten(0, x.shape[:2])  # [B, N, H, R]
+        q = torch.cat((q_latent, q_rope), dim=-1)
+        out = attention.mla(q, latent_cache, self.shape.kv_lora_rank, plan, self.scale)  # [B, N, H, R]
+        values = out.flatten(0, 1).transpose(0, 1) @ w_v.transpose(1, 2)  # [H, B*N, v]
+        return self.o_proj(values.transpose(0, 1).reshape(*x.shape[:2], -1))
+
+    def full(self, x: torch.Tensor, rows: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Causal attention over whole sequences, keys and values expanded (training). [B, T, M] -> [B, T, M]."""
+        latent, k_rope = self._latent(x, rows)
+        kv = self.kv_b_proj(latent).unflatten(-1, (self.shape.num_heads, -1))
+        k_nope, v = kv.split((self.shape.qk_nope_dim, self.shape.v_head_dim), dim=-1)
+        q = torch.cat(self._query(x, rows), dim=-1)
+        k = torch.cat((k_nope, k_rope[:, :, None].expand(-1, -1, self.shape.num_heads, -1)), dim=-1)
+        out = F.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, scale=self.scale
+        )
+        return self.o_proj(out.transpose(1, 2).flatten(2))

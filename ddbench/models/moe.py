@@ -1,0 +1,115 @@
+"""Mixture of experts: a sigmoid router with selection bias, routed experts (float or INT4), shared experts.
+
+Letters: T tokens, M hidden, E experts, k chosen experts, I expert width.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ddbench.kernels import int4, moe_experts, moe_route
+from ddbench.models.layers import SwiGLU
+from ddbench.models.shapes import MoEShape
+
+_MATRICES = ("gate_up", "down")
+
+
+class RoutedExperts(nn.Module):
+    """E SwiGLU experts stacked. INT4 keeps packed words and scales; `dequantize` unpacks them once, for good."""
+
+    def __init__(self, hidden: int, shape: MoEShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.is_packed = shape.weight_format == "int4"
+        sizes = {"gate_up": (2 * shape.expert_width, hidden), "down": (hidden, shape.expert_width)}
+        for name, (rows, columns) in sizes.items():
+            if self.is_packed:
+                words = torch.zeros(shape.num_experts, rows, columns // 8, dtype=torch.int32)
+                scales = torch.zeros(shape.num_experts, rows, columns // shape.group_size, dtype=torch.bfloat16)
+                self.register_buffer(f"{name}_packed", words)
+                self.register_buffer(f"{name}_scales", scales)
+            else:
+                self.register_parameter(name, nn.Parameter(torch.empty(shape.num_experts, rows, columns)))
+
+    def _apply(self, fn, recurse: bool = True):  # type: ignore[no-untyped-def]
+        """Scales stay bf16 as stored, whatever precision the model computes in."""
+        super()._apply(fn, recurse)
+        if self.is_packed:
+            for name in _MATRICES:
+                setattr(self, f"{name}_scales", getattr(self, f"{name}_scales").to(torch.bfloat16))
+        return self
+
+    def dequantize(self, dtype: torch.dtype) -> None:
+        """Replace packed words by float weights of the same values."""
+        assert self.is_packed, "experts are not packed"
+        for name in _MATRICES:
+            packed, scales = getattr(self, f"{name}_packed"), getattr(self, f"{name}_scales")
+            delattr(self, f"{name}_packed")
+            delattr(self, f"{name}_scales")
+            weights = int4.dequantize(packed, scales, self.shape.group_size, dtype)
+            self.register_parameter(name, nn.Parameter(weights, requires_grad=False))
+        self.is_packed = False
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        if self.is_packed:
+            return moe_experts.moe_experts_int4(
+                x, ids, weights, self.gate_up_packed, self.gate_up_scales, self.down_packed, self.down_scales,
+                self.shape.group_size,
+            )  # fmt: skip
+        return moe_experts.moe_experts(x, ids, weights, self.gate_up, self.down)
+
+
+class MoE(nn.Module):
+    """Router, routed experts and shared experts (one SwiGLU of `num_shared` times the expert width)."""
+
+    bias: torch.Tensor  # [E] fp32, added to the scores for the choice only
+
+    def __init__(self, hidden: int, shape: MoEShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.is_wide = False  # run all experts on all tokens: for thousands of rows, where no host sync is wanted
+        self.gate = nn.Parameter(torch.empty(shape.num_experts, hidden))
+        self.register_buffer("bias", torch.zeros(shape.num_experts))
+        self.experts = RoutedExperts(hidden, shape)
+        self.shared = SwiGLU(hidden, shape.num_shared * shape.expert_width)
+
+    def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [T, M] -> (expert ids [T, k], weights [T, k] fp32)."""
+        return moe_route.moe_route(x, self.gate, self.bias, self.shape.top_k, self.shape.routed_scaling)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_wide:
+            return self.full(x)[0]
+        flat = x.flatten(0, -2)  # [T, M]
+        ids, weights = self.route(flat)
+        return (self.experts(flat, ids, weights) + self.shared(flat)).view_as(x)
+
+    def full(self, x: torch.Tensor, fake_quantize: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """All experts on all tokens, masked by the routing weights: one wide MLP, the fast form for training.
+
+        x [..., M] -> (output, tokens per expert [E]). `fake_quantize` rounds the experts to INT4 with a
+        straight-through gradient, so that what is trained is what will be stored.
+        """
+        assert not self.experts.is_packed, "the wide form needs float experts"
+        flat = x.flatten(0, -2)
+        ids, chosen = self.route(flat)
+        gate_up, down = self.experts.gate_up, self.experts.down
+        if fake_quantize:
+            gate_up, down = (int4.fake_quantize(w, self.shape.group_size) for w in (gate_up, down))
+        out = _wide(flat, ids, chosen, gate_up, down)
+        load = torch.zeros_like(self.bias).index_add(0, ids.flatten(), torch.ones_like(chosen.flatten()))
+        return (out + self.shared(flat)).view_as(x), load
+
+
+def _wide(
+    x: torch.Tensor, ids: torch.Tensor, chosen: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    """Every expert as a slice of one SwiGLU of width E*I, unchosen slices multiplied by zero. x [T, M] -> [T, M]."""
+    num_experts = gate_up.shape[0]
+    weights = torch.zeros(len(x), num_experts, device=x.device, dtype=chosen.dtype).scatter(1, ids, chosen)  # [T, E]
+    gate, up = gate_up.to(x.dtype).chunk(2, dim=1)  # [E, I, M] each
+    hidden = F.silu(F.linear(x, gate.flatten(0, 1))) * F.linear(x, up.flatten(0, 1))  # [T, E*I]
+    hidden = hidden.unflatten(1, (num_experts, -1)) * weights.to(hidden.dtype)[..., None]
+    return F.linear(hidden.flatten(1), down.to(x.dtype).permute(1, 0, 2).flatten(1))

@@ -1,0 +1,116 @@
+"""The target: a decoder with pluggable attention (GQA, MLA) and MLP (dense, MoE).
+
+One forward serves prefill, plain decoding, chain verify and tree verify: N new tokens per request on top of the cache.
+Letters: B batch rows, N new tokens, M hidden, V vocabulary, K captured layers, S cache rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ddbench.models.gqa import GQAAttention
+from ddbench.models.inputs import VerifyAttention, VerifyInputs, VerifyOutput
+from ddbench.models.layers import RMSNorm, RotaryTable, SwiGLU, linear
+from ddbench.models.mla import MLAAttention
+from ddbench.models.moe import MoE
+from ddbench.models.shapes import GQAShape, TargetShape
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm attention and MLP, both added to the residual stream."""
+
+    def __init__(self, shape: TargetShape, layer: int) -> None:
+        super().__init__()
+        kind = GQAAttention if isinstance(shape.attention, GQAShape) else MLAAttention
+        self.input_norm = RMSNorm(shape.hidden, shape.norm_eps)
+        self.attention = kind(shape.hidden, shape.attention, shape.rope, shape.norm_eps)  # type: ignore[arg-type]
+        self.post_norm = RMSNorm(shape.hidden, shape.norm_eps)
+        if shape.is_moe_layer(layer):
+            assert shape.moe is not None
+            self.mlp: nn.Module = MoE(shape.hidden, shape.moe)
+        else:
+            self.mlp = SwiGLU(shape.hidden, shape.dense_width)
+
+    def forward(self, x: torch.Tensor, *args: Any) -> torch.Tensor:
+        x = x + self.attention(self.input_norm(x), *args)
+        return x + self.mlp(self.post_norm(x))
+
+
+class Target(nn.Module):
+    """Token ids to logits and captured features.
+
+    `capture_ids` are 0-based layer indices; the feature of id i is the residual stream after layer i, before any final
+    norm (Hugging Face's `hidden_states[i + 1]`).
+    """
+
+    def __init__(self, shape: TargetShape, capture_ids: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        assert all(0 <= i < shape.num_layers for i in capture_ids), f"capture ids {capture_ids} of {shape.num_layers}"
+        self.shape = shape
+        self.capture_ids = capture_ids
+        self.embedding = nn.Embedding(shape.vocab, shape.hidden)
+        self.layers = nn.ModuleList(DecoderLayer(shape, layer) for layer in range(shape.num_layers))
+        self.norm = RMSNorm(shape.hidden, shape.norm_eps)
+        self.lm_head = linear(shape.hidden, shape.vocab)
+        if shape.tie_embeddings:
+            self.lm_head.weight = self.embedding.weight
+        self.rotary = RotaryTable(shape.rope, shape.max_context)
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """[...] int64 -> [..., M], with the model's embedding scale; the drafter's noise embedding comes from here."""
+        x = self.embedding(ids)
+        return x if self.shape.embedding_scale == 1.0 else x * self.shape.embedding_scale
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[..., M] (normalised) -> logits [..., V] float32, with the model's soft-cap; the drafter's head too."""
+        logits = self.lm_head(hidden).float()
+        cap = self.shape.logit_softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def forward(
+        self, inputs: VerifyInputs, cache: Sequence[tuple[torch.Tensor, ...]], attention: VerifyAttention
+    ) -> VerifyOutput:
+        """`cache[i]` holds layer i's tensors [B, S, *row]; the new tokens' rows are written to it in place."""
+        x = self.embed(inputs.input_ids)  # [B, N, M]
+        batch, num_new = inputs.input_ids.shape
+        rows = self.rotary.rows(inputs.positions)
+        plan = attention.prepare(inputs, x.dtype)
+        slots = (
+            torch.arange(batch, device=x.device)[:, None],
+            inputs.lengths[:, None] + torch.arange(num_new, device=x.device),
+        )
+        captured: dict[int, torch.Tensor] = {}
+        for i, layer in enumerate(self.layers):
+            x = layer(x, rows, cache[i], slots, attention, plan)
+            if i in self.capture_ids:
+                captured[i] = x
+        features = torch.cat([captured[i] for i in self.capture_ids], dim=-1) if captured else x[..., :0]
+        if inputs.logit_rows is not None:
+            x = x.gather(1, inputs.logit_rows[:, None, None].expand(-1, 1, x.shape[-1]))
+        return VerifyOutput(logits=self.head(self.norm(x)), features=features)
+
+    def full(self, ids: torch.Tensor, fake_quantize: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Whole sequences, causal, no cache: the training forward.
+
+        ids [B, T] -> (normalised hidden [B, T, M], features [B, T, K*M], tokens per expert [MoE layers, E]).
+        """
+        x = self.embed(ids)
+        rows = self.rotary.rows(torch.arange(ids.shape[1], device=ids.device)[None])
+        captured: dict[int, torch.Tensor] = {}
+        loads = []
+        for i, layer in enumerate(self.layers):
+            x = x + layer.attention.full(layer.input_norm(x), rows)
+            if isinstance(layer.mlp, MoE):
+                out, load = layer.mlp.full(layer.post_norm(x), fake_quantize)
+                loads.append(load)
+            else:
+                out = layer.mlp(layer.post_norm(x))
+            x = x + out
+            if i in self.capture_ids:
+                captured[i] = x
+        features = torch.cat([captured[i] for i in self.capture_ids], dim=-1) if captured else x[..., :0]
+        return self.norm(x), features, torch.stack(loads) if loads else torch.zeros(0, device=x.device)

@@ -1,0 +1,254 @@
+"""Where weights come from: a shipped pair, a checkpoint folder, or seeded random values for a named shape.
+
+A checkpoint folder holds `config.json` ({"target": TargetShape, "drafter": DrafterShape}), `target.safetensors`,
+`drafter.safetensors` and, where there are any, `tokenizer.json` and `prompts.jsonl`. Loading is strict: a missing,
+unused or mis-shaped tensor is an error that names it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from torch import nn
+
+from ddbench.errors import CheckpointError, UserError, did_you_mean
+from ddbench.kernels import int4
+from ddbench.models.drafter import Drafter
+from ddbench.models.moe import RoutedExperts
+from ddbench.models.shapes import DRAFTERS, TARGETS, DrafterShape, TargetShape
+from ddbench.models.target import Target
+from ddbench.spec import EngineSpec
+
+PRETRAINED = Path(__file__).resolve().parent / "pretrained"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a report must say about the weights."""
+
+    target: str
+    target_digest: str
+    drafter: str
+    drafter_digest: str
+    has_trained_weights: bool
+    num_target_parameters: int
+    num_drafter_parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """A target and its drafter, ready to run."""
+
+    target: Target
+    drafter: Drafter
+    facts: ModelFacts
+    folder: Path | None  # of a checkpoint: tokenizer.json and prompts.jsonl are there
+
+
+def load_models(spec: EngineSpec) -> Models:
+    """The models an engine spec names, on its device and in its dtype."""
+    dtype = torch.float32 if spec.dtype == "float32" else torch.bfloat16
+    folder = checkpoint_folder(spec.target)
+    if folder is None:
+        models = random_models(spec.target, seed=spec.seed, dtype=dtype, device=spec.device)
+    else:
+        drafter_folder = folder if spec.drafter is None else Path(spec.drafter)
+        models = _load_pair(folder, drafter_folder, dtype, torch.device(spec.device))
+    if spec.experts == "dequantized":
+        dequantize_experts(models.target, dtype)
+    return models
+
+
+def checkpoint_folder(target: str) -> Path | None:
+    """The folder of a shipped pair or of a path; None for a named shape without weights; else a UserError."""
+    shipped = PRETRAINED / target
+    if "/" not in target and (shipped / "config.json").is_file():
+        return shipped
+    if Path(target).is_dir():
+        return Path(target)
+    if target in TARGETS:
+        return None
+    raise UserError(f"target '{target}' is neither a known name nor a folder: {did_you_mean(target, target_names())}")
+
+
+def target_names() -> tuple[str, ...]:
+    """Named shapes and shipped pairs."""
+    return tuple(sorted({*TARGETS, *(folder.parent.name for folder in PRETRAINED.glob("*/config.json"))}))
+
+
+def dequantize_experts(module: nn.Module, dtype: torch.dtype) -> None:
+    """Unpack every INT4 expert stack for good."""
+    for child in module.modules():
+        if isinstance(child, RoutedExperts) and child.is_packed:
+            child.dequantize(dtype)
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Weights as the model has them: an INT4 word counts as eight, scales and rotary tables do not count."""
+    total = sum(p.numel() for p in module.parameters())
+    for name, buffer in module.named_buffers():
+        total += buffer.numel() * 8 if name.endswith("_packed") else 0
+    return total
+
+
+# ------------------------------------------------------------------------------------------------- seeded random
+
+
+def random_models(target: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Models:
+    """Seeded random weights for a named shape (timing and correctness; its acceptance means nothing)."""
+    if target not in TARGETS:
+        raise UserError(f"unknown target '{target}': {did_you_mean(target, TARGETS)}")
+    if target not in DRAFTERS:
+        raise UserError(f"target '{target}' has no drafter shape: {did_you_mean(target, DRAFTERS)}")
+    target_shape, drafter_shape = TARGETS[target], DRAFTERS[target]
+    model = Target(target_shape, drafter_shape.target_layer_ids)
+    drafter = Drafter(drafter_shape, target_shape.max_context)
+    for module, offset in ((model, 0), (drafter, 1)):
+        randomize(module, seed * 2 + offset)
+    digest = f"random-seed-{seed}"
+    facts = ModelFacts(
+        target, digest, drafter_shape.name, digest, False, count_parameters(model), count_parameters(drafter)
+    )
+    return Models(_ready(model, dtype, device), _ready(drafter, dtype, device), facts, None)
+
+
+def _ready(module: nn.Module, dtype: torch.dtype, device: str | torch.device) -> nn.Module:  # type: ignore[type-var]
+    return module.to(device=device, dtype=dtype).requires_grad_(False).eval()
+
+
+def randomize(module: nn.Module, seed: int) -> None:
+    """Fill weights in place, each from its own name and the seed: variance 1/fan-in, norms near one."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + zlib.crc32(name.encode()))
+        values = torch.randn(tensor.shape, generator=generator)
+        if name.endswith("norm.weight"):
+            tensor.data.copy_(1 + 0.1 * values)
+        elif name.endswith(".bias"):
+            tensor.data.copy_(0.01 * values)
+        elif tensor.is_floating_point() and not name.endswith(("_scales", "cos", "sin")):
+            tensor.data.copy_(values * (1.0 if "embedding" in name else tensor.shape[-1] ** -0.5))
+    for name, child in module.named_modules():
+        if isinstance(child, RoutedExperts) and child.is_packed:
+            _randomize_packed(child, seed * 1_000_003 + zlib.crc32(name.encode()))
+
+
+def _randomize_packed(experts: RoutedExperts, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for name in ("gate_up", "down"):
+        packed, scales = getattr(experts, f"{name}_packed"), getattr(experts, f"{name}_scales")
+        columns = packed.shape[-1] * 8
+        weights = torch.randn(*packed.shape[:-1], columns, generator=generator) * columns**-0.5
+        words, new_scales = int4.quantize(weights, experts.shape.group_size)
+        packed.copy_(words)
+        scales.copy_(new_scales)
+
+
+# --------------------------------------------------------------------------------------------------- checkpoints
+
+
+def read_shapes(folder: Path) -> tuple[TargetShape, DrafterShape]:
+    """Both shapes from a folder's config.json, checked against each other."""
+    path = folder / "config.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        shapes = TargetShape(**data["target"]), DrafterShape(**data["drafter"])
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{folder}: no config.json there; expected a checkpoint folder") from error
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise CheckpointError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}") from error
+    check_pair(*shapes, where=str(path))
+    return shapes
+
+
+def check_pair(target: TargetShape, drafter: DrafterShape, where: str) -> None:
+    """Whether a drafter was made for a target: sizes, layer count, a mask id that has an embedding row."""
+    for what, got, expected in (
+        ("drafter.target_hidden", drafter.target_hidden, target.hidden),
+        ("drafter.num_target_layers", drafter.num_target_layers, target.num_layers),
+        ("drafter.hidden (the target's embedding and head are shared)", drafter.hidden, target.hidden),
+    ):
+        if got != expected:
+            raise CheckpointError(f"{where}: {what} is {got}, the target has {expected}")
+    if not 0 <= drafter.mask_token_id < target.vocab:
+        raise CheckpointError(
+            f"{where}: mask_token_id {drafter.mask_token_id} has no embedding row; the target has {target.vocab}"
+        )
+
+
+def _load_pair(folder: Path, drafter_folder: Path, dtype: torch.dtype, device: torch.device) -> Models:
+    target_shape, own_drafter = read_shapes(folder)
+    drafter_shape = own_drafter if drafter_folder == folder else read_shapes(drafter_folder)[1]
+    check_pair(target_shape, drafter_shape, where=str(drafter_folder))
+    target = Target(target_shape, drafter_shape.target_layer_ids)
+    drafter = Drafter(drafter_shape, target_shape.max_context)
+    target_digest = load_strict(target, folder / "target.safetensors")
+    drafter_digest = load_strict(drafter, drafter_folder / "drafter.safetensors")
+    facts = ModelFacts(
+        target_shape.name,
+        target_digest,
+        drafter_shape.name,
+        drafter_digest,
+        True,
+        count_parameters(target),
+        count_parameters(drafter),
+    )
+    return Models(_ready(target, dtype, device), _ready(drafter, dtype, device), facts, folder)
+
+
+def load_strict(module: nn.Module, path: Path) -> str:
+    """Load a safetensors file into `module`, every tensor accounted for; returns the file's SHA-256 (first 16)."""
+    try:
+        data = path.read_bytes()
+        stored = safetensors.torch.load(data)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: missing") from error
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: damaged: {error}") from error
+    wanted = module.state_dict()
+    for what, names in (("misses", wanted.keys() - stored.keys()), ("has an unused", stored.keys() - wanted.keys())):
+        if names:
+            raise CheckpointError(f"{path}: {what} tensor '{min(names)}' ({len(names)} such)")
+    for name, tensor in stored.items():
+        if tensor.shape != wanted[name].shape:
+            raise CheckpointError(
+                f"{path}: tensor '{name}' has shape {list(tensor.shape)}, expected {list(wanted[name].shape)}"
+            )
+        if tensor.dtype == torch.float16:
+            raise CheckpointError(
+                f"{path}: tensor '{name}' is float16, which overflows in DFlash drafters; use bfloat16"
+            )
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise CheckpointError(f"{path}: tensor '{name}' has non-finite values")
+    module.load_state_dict(stored)
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def save_pair(folder: Path, target: Target, drafter: Drafter | None) -> None:
+    """Write a checkpoint folder: bf16 floats, INT4 experts as they are. `drafter` None keeps an existing file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _save(target, folder / "target.safetensors")
+    drafter_shape = DRAFTERS[target.shape.name] if drafter is None else drafter.shape
+    if drafter is not None:
+        _save(drafter, folder / "drafter.safetensors")
+    config = {"target": target.shape.model_dump(), "drafter": drafter_shape.model_dump()}
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+
+
+def _save(module: nn.Module, path: Path) -> None:
+    stored = {
+        name: (tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor).contiguous().cpu()
+        for name, tensor in module.state_dict().items()
+    }
+    safetensors.torch.save_file(stored, path)

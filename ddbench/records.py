@@ -1,0 +1,234 @@
+"""What was observed: frozen records, raw integers in nanoseconds, bytes and tokens; everything else is derived later.
+
+Standard library and pydantic only. A value that was not measured is `NotMeasured(reason)`, never 0 or NaN.
+One row of `rounds` is one request in one round; one row of `steps` is one round of the whole batch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ddbench.spec import Case, ExperimentSpec, Record
+
+Pass = Literal["clean", "attributed"]
+
+
+class NotMeasured(Record):
+    """Why a value is missing."""
+
+    not_measured: str
+
+
+class Environment(Record):
+    """Where a run happened. Strings, or why they are unknown; nothing here names a user, a host or a path."""
+
+    platform: str
+    machine: str
+    cpu_model: str
+    num_cpus: int
+    memory_bytes: int
+    device: str  # what the engine ran on: 'cpu' or the GPU's name
+    device_memory_bytes: int | NotMeasured
+    driver: str | NotMeasured
+    power_cap_w: float | NotMeasured
+    libraries: dict[str, str]  # python, torch, triton, numpy, ... to version or 'absent'
+    num_threads: int
+    code_digest: str  # SHA-256 over the package's own source files
+    commit: str | NotMeasured
+    is_dirty: bool | NotMeasured
+    parts_origin: str  # 'checkout' or 'installed'
+
+    def fingerprint(self) -> tuple[str, ...]:
+        """What must agree before two runs' times may be compared."""
+        libraries = (f"{name}={version}" for name, version in sorted(self.libraries.items()))
+        return (self.machine, self.cpu_model, self.device, str(self.driver), str(self.power_cap_w), *libraries)
+
+
+class LoadSample(Record):
+    """The machine's state around a pass: host load, clocks and throttling where they can be read.
+
+    Host load is the share of all CPU time (0..1) that was busy in a short window in which the case itself was idle.
+    """
+
+    host_load_before: float | NotMeasured
+    host_load_after: float | NotMeasured
+    sm_clock_mhz: int | NotMeasured
+    temperature_c: int | NotMeasured
+    throttle_reasons: tuple[str, ...] | NotMeasured
+
+
+class Divergence(Record):
+    """The first place where speculative output leaves the autoregressive one."""
+
+    prompt_id: str
+    position: int
+    expected: int
+    got: int
+    logit_margin: float | NotMeasured  # how far the lower of the two tokens' logits is below the best one there
+
+
+class Parity(Record):
+    """Greedy output against autoregressive output, checked before any timing."""
+
+    status: Literal["identical", "near_tie", "diverged", "not_applicable"]
+    num_prompts: int
+    num_tokens: int
+    divergences: tuple[Divergence, ...] = ()
+    detail: str = ""
+
+
+class RequestRecord(Record):
+    """One finished request of one pass. Times are nanoseconds since the pass began."""
+
+    pass_name: Pass
+    pass_index: int = 0  # of the clean passes: 0, 1, ...
+    request_id: int
+    prompt_id: str
+    kind: str
+    num_prompt_tokens: int
+    tokens: tuple[int, ...]  # emitted, the first (prefill) token included
+    num_rounds: int
+    finish_reason: Literal["stop", "length"]
+    admitted_ns: int
+    first_token_ns: int
+    last_token_ns: int
+
+
+class RoundRecord(Record):
+    """One request in one round."""
+
+    pass_name: Pass
+    pass_index: int = 0
+    step: int  # index of the round in the pass
+    request_id: int
+    request_round: int
+    num_nodes: int  # non-root nodes verified for this request
+    num_accepted: int  # drafted tokens accepted, before any cut
+    num_emitted: int  # tokens that reached the output, after any cut
+    num_repeated: int  # of those, tokens that complete a 4-gram seen before in prompt or output
+    expected_length: float  # surrogate E[tau] of the tree
+    is_identity_path: bool
+
+
+class StepRecord(Record):
+    """One round of the whole batch, timed on the host from its start to its tokens' arrival."""
+
+    pass_name: Pass
+    pass_index: int = 0
+    step: int
+    batch_size: int
+    verify_width: int  # tokens per request in the target forward, padding included
+    start_ns: int
+    end_ns: int
+
+
+class StageSample(Record):
+    """Time of one stage in one round (step) or prefill (step -1) of the attributed pass."""
+
+    step: int
+    stage: str
+    duration_ns: int
+    clock: Literal["host", "device"]
+
+
+class StageCost(Record):
+    """Fewest bytes and flops of a stage in a typical round of the case, from the shapes."""
+
+    stage: str
+    num_bytes: int
+    num_flops: int
+    basis: str  # what round it is for: batch, width, context
+
+
+class PassSummary(Record):
+    """One pass over the workload."""
+
+    pass_name: Pass
+    index: int
+    wall_ns: int
+    num_emitted: int
+    load: LoadSample
+
+
+class ModelCard(Record):
+    """Which weights were measured."""
+
+    target: str
+    target_digest: str
+    drafter: str
+    drafter_digest: str
+    acceptance: Literal["measured", "replayed", "random_drafter", "random_weights", "none"]
+    num_target_parameters: int
+    num_drafter_parameters: int
+
+
+class _Result(Record):
+    case_id: str
+    case: Case
+    started_at: str  # UTC, ISO 8601
+    seconds: float
+    warnings: tuple[str, ...] = ()
+
+
+class OkResult(_Result):
+    """Parity held and the case was timed."""
+
+    status: Literal["ok"] = "ok"
+    parity: Parity
+    models: ModelCard
+    passes: tuple[PassSummary, ...]
+    stage_costs: tuple[StageCost, ...]
+    path_used: dict[str, str]  # part -> the path that ran
+    counters: dict[str, int]  # exact, noise-free: kernel_launches, host_syncs, nodes_verified, ...
+    peak_memory_bytes: int | NotMeasured
+
+
+class IncorrectResult(_Result):
+    """Parity failed: there are no timings by construction."""
+
+    status: Literal["incorrect"] = "incorrect"
+    parity: Parity
+    models: ModelCard
+
+
+class FailedResult(_Result):
+    """The case's process did not deliver."""
+
+    status: Literal["failed"] = "failed"
+    outcome: Literal["crash", "timeout", "out_of_memory", "error"]
+    reason: str
+    log_tail: str = ""
+
+
+class SkippedCase(Record):
+    """A point of the plan that cannot be run, and why."""
+
+    status: Literal["skipped"] = "skipped"
+    arm: str
+    label: str
+    reason: str
+
+
+CaseResult = Annotated[OkResult | IncorrectResult | FailedResult, Field(discriminator="status")]
+
+
+class ResultFile(Record):
+    """What a case's result.json holds."""
+
+    result: CaseResult
+
+
+class Manifest(Record):
+    """What a run folder is: the question, the plan, the place."""
+
+    schema_version: int = 1
+    run_id: str
+    ddbench_version: str
+    created_at: str  # UTC, ISO 8601
+    experiment: ExperimentSpec
+    environment: Environment
+    case_ids: tuple[str, ...]  # in execution order
+    cases: tuple[Case, ...] = ()  # the case of each id
+    skipped: tuple[SkippedCase, ...]

@@ -1,0 +1,153 @@
+"""Section: how long the accepted paths are, by depth, by text, and against what the draft expected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ddbench.analysis import acceptance as counts
+from ddbench.analysis import stats
+from ddbench.analysis.metrics import METRICS
+from ddbench.analysis.settings import Setting
+from ddbench.analysis.values import missing, to_estimate
+from ddbench.report import cells, plots
+from ddbench.report.arms import label_cell, where
+from ddbench.report.document import Cell, Column, Figure, LegendEntry, Panel, Section, Skipped, Table
+from ddbench.report.evidence import Evidence
+
+LENGTH_METRICS: tuple[str, ...] = (
+    "acceptance_length",
+    "acceptance_length_macro",
+    "acceptance_length_uncut",
+    "acceptance_length_novel",
+    "acceptance_length_repeated",
+    "expected_length",
+    "calibration",
+    "degenerate_share",
+)
+SHAPE_METRICS: tuple[str, ...] = (
+    "nodes_per_round",
+    "padding_share",
+    "identity_path_share",
+    "mean_batch_size",
+    "peak_memory_bytes",
+)
+MAX_DEPTH_COLUMNS = 16
+MAX_PANELS = 8
+
+
+def acceptance(evidence: Evidence) -> Section | Skipped:
+    """Acceptance is a property of draft, target and text, so one concurrency is enough for the drawings."""
+    drafting = [s for s in evidence.study.settings if s.is_ok and s.has_draft and not s.rounds.empty]
+    if not drafting:
+        return Skipped("acceptance", "Acceptance", "no measured case drafts anything")
+    lowest = min(s.concurrency for s in drafting)
+    shown = [s for s in drafting if s.concurrency == lowest]
+    tables = [_metric_table(evidence, drafting, LENGTH_METRICS, "Lengths")]
+    tables += [_depth_table(evidence, shown), *_kind_tables(evidence, shown)]
+    tables.append(_metric_table(evidence, drafting, SHAPE_METRICS, "Trees and batches", is_folded=True))
+    intro = (
+        "tau counts what reached the output per round, the bonus token included and the prefill token not. Pooled tau "
+        "is what throughput follows; macro tau is what papers report; they differ.",
+    )
+    notes = ()
+    if len({s.concurrency for s in drafting}) > 1:
+        notes = (f"Drawings and depth table show concurrency {lowest}.",)
+    figures = (_histograms(evidence, shown), _depth_curves(evidence, shown))
+    return Section("acceptance", "Acceptance", intro, tables=tuple(tables), figures=figures, notes=notes)
+
+
+def _metric_table(
+    evidence: Evidence, settings: Sequence[Setting], names: Sequence[str], title: str, is_folded: bool = False
+) -> Table:
+    metrics = cells.metrics_named(names)
+    rows = []
+    for setting in settings:
+        values = [cells.value_cell(evidence.value(setting, metric.name), where(setting)) for metric in metrics]
+        rows.append((label_cell(evidence, setting), cells.count_cell(setting.concurrency), *values))
+    columns = (Column("Arm", is_number=False), Column("c", tip="concurrency"), *map(cells.metric_column, metrics))
+    return cells.with_notes(Table(title, columns, tuple(rows), is_folded=is_folded))
+
+
+def _depth_table(evidence: Evidence, settings: Sequence[Setting]) -> Table:
+    """Conditional acceptance: of the rounds that accepted d - 1 tokens, the share that accepted the d-th."""
+    found = {s.key: counts.by_depth(s) for s in settings}
+    deepest = min(MAX_DEPTH_COLUMNS, max((len(depths) for depths in found.values()), default=0))
+    rows = []
+    for setting in settings:
+        depths = found[setting.key]
+        shares = [_depth_cell(depths[d]) if d < len(depths) else _unreached(d + 1) for d in range(deepest)]
+        rows.append((label_cell(evidence, setting), *shares))
+    tip = "P(accepted >= d | accepted >= d - 1)"
+    columns = (Column("Arm", is_number=False), *(Column(f"d={d + 1}", tip=tip) for d in range(deepest)))
+    return cells.with_notes(Table("Conditional acceptance by depth", columns, tuple(rows)))
+
+
+def _depth_cell(summary: stats.Summary) -> Cell:
+    return cells.value_cell(to_estimate(summary, "share", "clean"))
+
+
+def _unreached(depth: int) -> Cell:
+    return cells.missing_cell("no round got this deep")
+
+
+def _kind_tables(evidence: Evidence, settings: Sequence[Setting]) -> list[Table]:
+    """tau by category of prompt; nothing where there is only one."""
+    kinds = sorted({str(kind) for s in settings for kind in s.rounds["kind"].unique()})
+    if len(kinds) < 2:
+        return []
+    rows = []
+    for setting in settings:
+        values = [_kind_cell(setting, kind) for kind in kinds]
+        rows.append((label_cell(evidence, setting), *values))
+    columns = (Column("Arm", is_number=False), *(Column(kind or "(none)", "tokens") for kind in kinds))
+    return [cells.with_notes(Table("tau by kind of prompt", columns, tuple(rows)))]
+
+
+def _kind_cell(setting: Setting, kind: str) -> Cell:
+    rows = setting.rounds[(setting.rounds["kind"] == kind).to_numpy(dtype=bool)]
+    if rows.empty:
+        return cells.value_cell(missing("no round of this kind"))
+    summary = stats.ratio_of_sums(*counts.unit_sums(rows, "num_emitted", ""))
+    return cells.value_cell(to_estimate(summary, METRICS["acceptance_length"].unit, "clean"), where(setting))
+
+
+def _histograms(evidence: Evidence, settings: Sequence[Setting]) -> Figure:
+    shares = {s.key: _shares(s) for s in settings[:MAX_PANELS]}
+    top = max(float(share.max()) for share in shares.values())
+    num_bins = max(len(share) for share in shares.values())
+    panels = []
+    for index, setting in enumerate(settings[:MAX_PANELS]):
+        color = plots.ARM_COLORS.get(setting.arm, plots.GREY)
+        svg = plots.histogram(shares[setting.key].tolist(), color, top, num_bins)
+        panels.append(Panel(f"accepted-{index}", evidence.name(setting), svg))
+    caption = "Accepted drafted tokens per round before any cut; a round also emits one token of the target itself."
+    return Figure("Accepted tokens per round", caption + _cut(settings), tuple(panels))
+
+
+def _shares(setting: Setting) -> np.ndarray:
+    histogram = counts.histogram(setting)
+    return histogram / histogram.sum()
+
+
+def _depth_curves(evidence: Evidence, settings: Sequence[Setting]) -> Figure:
+    drawn = settings[:MAX_PANELS]
+    series = []
+    for setting in drawn:
+        depths = counts.by_depth(setting)
+        places = tuple(float(d + 1) for d in range(len(depths)))
+        lows, highs = tuple(d.low for d in depths), tuple(d.high for d in depths)
+        series.append(plots.Series(evidence.name(setting), places, tuple(d.value for d in depths), lows, highs))
+    deepest = max((len(line.x) for line in series), default=0)
+    ticks = [float(d) for d in range(1, deepest + 1, max(1, deepest // 10))]
+    svg = plots.lines(series, "depth d", "P(accepted >= d | accepted >= d - 1)", ticks=ticks)
+    legend = tuple(
+        LegendEntry(line.label, plots.PALETTE[index % len(plots.PALETTE)]) for index, line in enumerate(series)
+    )
+    caption = "Of the rounds that accepted d - 1 tokens, the share that accepted the d-th as well." + _cut(settings)
+    return Figure("Acceptance by depth", caption, (Panel("depth", "", svg),), legend)
+
+
+def _cut(settings: Sequence[Setting]) -> str:
+    return f" The first {MAX_PANELS} of {len(settings)} are drawn." if len(settings) > MAX_PANELS else ""

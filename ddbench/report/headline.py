@@ -1,0 +1,140 @@
+"""The first thing on the page: what was run, what came out best at each concurrency, and how far it is to be believed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddbench.analysis.metrics import METRICS
+from ddbench.analysis.settings import Setting
+from ddbench.analysis.values import Estimate
+from ddbench.report import cells
+from ddbench.report.document import Fact, Section
+from ddbench.report.evidence import Evidence
+
+ACCEPTANCE_LABELS: dict[str, str] = {
+    "measured": "Acceptance is measured on the trained pair {target}: real for this pair only, not for other models.",
+    "replayed": "Acceptance is replayed on {target}: the drafter runs in full, then its logits are replaced by a "
+    "recorded quality profile around the target's own continuation. It is an assumption, not a result.",
+    "random_drafter": "The drafter of {target} is random: acceptance is the worst case, not a result.",
+    "random_weights": "{target} has random weights: times are real for these shapes, acceptance means nothing.",
+    "none": "No case drafts anything: there is no acceptance.",
+}
+
+
+def headline(evidence: Evidence) -> Section:
+    """One paragraph of facts, one fact per concurrency, and the caveats that go with every number below."""
+    notes = tuple(_caveats(evidence))
+    if not evidence.has_measurements:
+        return Section("headline", "Headline", (_what_was_run(evidence), "Nothing was measured."), notes=notes)
+    facts = tuple(fact for c in evidence.study.concurrencies for fact in _best_at(evidence, c))
+    return Section("headline", "Headline", (_what_was_run(evidence), *_acceptance(evidence)), facts, notes=notes)
+
+
+def _what_was_run(evidence: Evidence) -> str:
+    cases, frames = evidence.frames.cases, evidence.frames
+    num_ok = int((cases["status"] == "ok").sum())
+    num_planned = sum(len(manifest.case_ids) for manifest in frames.manifests)
+    text = f"{num_ok} of {num_planned} planned cases were measured"
+    if num_ok:
+        ok = cases[cases["status"] == "ok"]
+        machines = dict.fromkeys(_machine(evidence, str(run)) for run in ok["run"].unique())
+        targets = ", ".join(f"{target} in {dtype}" for target, dtype in _pairs(ok["target"], ok["dtype"]))
+        sizes = ", ".join(
+            f"{requests} requests of at most {tokens} new tokens"
+            for requests, tokens in _pairs(ok["num_requests"], ok["max_new_tokens"])
+        )
+        concurrencies = ", ".join(str(c) for c in sorted(ok["concurrency"].unique()))
+        text += f" on {', '.join(machines)}: {targets}; {sizes}; concurrency {concurrencies}"
+    if len(frames.skipped):
+        text += f"; {len(frames.skipped)} more cannot run here"
+    return text + "."
+
+
+def _pairs(first: object, second: object) -> list[tuple[object, object]]:
+    return list(dict.fromkeys(zip(first, second, strict=True)))  # type: ignore[call-overload]
+
+
+def _machine(evidence: Evidence, run: str) -> str:
+    environment = next(manifest.environment for manifest in evidence.frames.manifests if manifest.run_id == run)
+    if environment.device == "cpu":
+        return f"CPU ({environment.cpu_model}, {environment.num_threads} threads)"
+    return environment.device
+
+
+def _acceptance(evidence: Evidence) -> Iterator[str]:
+    drafting = [s for s in evidence.study.settings if s.is_ok and s.has_draft]
+    labels = dict.fromkeys((result.models.acceptance, s.engine.target) for s in drafting for result in s.results)
+    for label, target in labels or {("none", ""): None}:
+        yield ACCEPTANCE_LABELS[label].format(target=target)
+
+
+def _best_at(evidence: Evidence, concurrency: int) -> Iterator[Fact]:
+    """The arm with the highest speedup over ar, or with the lowest time per token where there is no ar."""
+    speedups = {}
+    for setting in evidence.study.at(concurrency):
+        value = evidence.value(setting, "speedup_vs_ar")
+        if evidence.may_be_best(setting) and isinstance(value, Estimate):
+            speedups[setting.key] = (setting, value)
+    if not speedups:
+        yield _fastest_at(evidence, concurrency)
+        return
+    setting, best = max(speedups.values(), key=lambda pair: pair[1].value)
+    chain = evidence.value(setting, "speedup_vs_chain")
+    parts = [f"{evidence.name(setting)}; 95 % interval {cells.interval(best)}, n={best.n}"]
+    if isinstance(chain, Estimate):
+        parts.append(f"{cells.number(chain.value, 'x')} vs chain {cells.interval(chain)}")
+    close = [evidence.name(s) for s, value in speedups.values() if s is not setting and _overlap(best, value)]
+    if close:
+        parts.append(f"interval overlaps with {_few(close)}")
+    tone = "good" if best.low is not None and best.low > 1 else "plain"
+    yield Fact(f"Best vs ar at concurrency {concurrency}", cells.number(best.value, "x"), "; ".join(parts), tone)
+
+
+def _fastest_at(evidence: Evidence, concurrency: int) -> Fact:
+    label = f"Concurrency {concurrency}"
+    settings = evidence.study.at(concurrency)
+    usable = [s for s in settings if evidence.may_be_best(s)]
+    key = cells.best_of(((s.key, evidence.value(s, "tpot_ms")) for s in usable), METRICS["tpot_ms"])
+    if key is None:
+        looping = [s for s in settings if s.is_ok and evidence.is_degenerate(s)]
+        why = "the outputs of every measured arm loop" if looping else "fewer than two arms can be compared"
+        return Fact(label, "no best arm", why, "warn")
+    setting = next(s for s in usable if s.key == key)
+    text = cells.sentence(evidence.value(setting, "tpot_ms"), METRICS["tpot_ms"])
+    return Fact(f"Lowest TPOT at concurrency {concurrency}", text.split(" [")[0], f"{evidence.name(setting)}; {text}")
+
+
+def _overlap(one: Estimate, other: Estimate) -> bool:
+    if one.low is None or one.high is None or other.low is None or other.high is None:
+        return True
+    return one.low <= other.high and other.low <= one.high
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _caveats(evidence: Evidence) -> Iterator[str]:
+    """What a reader must know before using a number of this page."""
+    wrong = [row for row in evidence.identities if not row.is_ok]
+    if wrong:
+        labels = _few(list(dict.fromkeys(row.label for row in wrong)))
+        yield f"{len(wrong)} book-keeping checks fail ({labels}): numbers of these cases are not to be believed."
+    elif evidence.identities:
+        yield f"All {len(evidence.identities)} book-keeping checks hold."
+    for outcome, rows in evidence.frames.failures.groupby("outcome", sort=True):
+        labels = _few([str(label) for label in rows["label"]])
+        yield f"{len(rows)} {'case' if len(rows) == 1 else 'cases'} {str(outcome).replace('_', ' ')}: {labels}."
+    looping = [evidence.name(s) for s in evidence.study.settings if s.is_ok and evidence.is_degenerate(s)]
+    if looping:
+        names = _few(list(dict.fromkeys(looping)))
+        yield f"Outputs loop in at least half of the requests of {names}: never named best here."
+    yield from _workload_labels(evidence)
+
+
+def _workload_labels(evidence: Evidence) -> Iterator[str]:
+    ok: list[Setting] = [s for s in evidence.study.settings if s.is_ok]
+    if any(s.workload.prompts == "random" for s in ok):
+        yield "Prompts are random token ids: acceptance on them says nothing about text."
+    if any(s.workload.ignore_stop for s in ok):
+        yield "Stop tokens are ignored: outputs run to the length limit."

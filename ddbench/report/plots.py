@@ -1,0 +1,227 @@
+"""matplotlib drawings as SVG text: one palette, one style, the same bytes for the same data.
+
+Every function draws one panel of a figure; panels are narrow (they stand side by side on a desk and one below the other
+on a phone) and row labels stand above their row, so that long variant names fit. Text stays text. Colours of text and
+rules are placeholders: `themed` replaces them, by CSS variables on the page and by fixed colours in image files.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure as Drawing
+
+from ddbench.engine.stages import ROUND_STAGES, Stage
+
+# Okabe and Ito's colours, which stay apart for colour-blind readers; yellow is darkened to show on white.
+PALETTE: tuple[str, ...] = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b5a642", "#8c8c8c")
+MARKERS: tuple[str, ...] = ("o", "s", "^", "D", "v", "P", "X", "h")
+GREY = "#9aa1a9"
+ARM_COLORS: dict[str, str] = {
+    "ar": GREY,
+    "prompt_lookup": "#e69f00",
+    "chain": "#0072b2",
+    "chain_via_tree": "#cc79a7",
+    "ddtree": "#009e73",
+}
+STAGE_COLORS: dict[str, str] = {
+    Stage.DRAFT.value: "#0072b2",
+    Stage.TREE_BUILD.value: "#d55e00",
+    Stage.TREE_COMPILE.value: "#e69f00",
+    Stage.VERIFY.value: "#009e73",
+    Stage.ACCEPT.value: "#cc79a7",
+    Stage.COMMIT.value: "#b5a642",
+    Stage.MATERIALIZE.value: "#56b4e9",
+}
+assert STAGE_COLORS.keys() == {stage.value for stage in ROUND_STAGES}, "every stage has a colour"
+
+_INK, _RULE, _FAINT = "#010203", "#040506", "#070809"  # placeholders for text, grid, quiet text
+_WIDTH = 4.5  # inches of a panel
+_LABEL_CHARS = 58
+_ROW = 0.40  # inches of a labelled row
+_STYLE: dict[str, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "ddbench",
+    "text.parse_math": False,
+    "font.family": ["DejaVu Sans"],
+    "font.size": 8.0,
+    "text.color": _INK,
+    "axes.edgecolor": _RULE,
+    "axes.labelcolor": _FAINT,
+    "axes.labelsize": 8.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.facecolor": "none",
+    "axes.axisbelow": True,
+    "axes.unicode_minus": False,
+    "figure.facecolor": "none",
+    "xtick.color": _RULE,
+    "ytick.color": _RULE,
+    "xtick.labelcolor": _FAINT,
+    "ytick.labelcolor": _FAINT,
+    "grid.color": _RULE,
+    "grid.linewidth": 0.6,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A value with its interval, where there is one."""
+
+    label: str
+    value: float
+    low: float | None
+    high: float | None
+    color: str
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A line: y over x, with intervals where there are any."""
+
+    label: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float | None, ...] = ()
+    high: tuple[float | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A bar of adjoining segments: (name, value, colour)."""
+
+    label: str
+    segments: tuple[tuple[str, float, str], ...]
+
+
+@contextmanager
+def _drawing(height: float) -> Iterator[tuple[Drawing, Axes]]:
+    """A panel in our style, whatever the reader's matplotlib settings are."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
+        drawing = Drawing(figsize=(_WIDTH, height), layout="constrained")
+        FigureCanvasSVG(drawing)
+        yield drawing, drawing.add_subplot()
+
+
+def _finish(drawing: Drawing) -> str:
+    """The bare <svg> element: no prolog, no metadata, nothing that names a place outside of the file."""
+    buffer = io.StringIO()
+    drawing.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = text.replace("'DejaVu Sans'", "system-ui, 'Segoe UI', 'DejaVu Sans'")
+    return text.strip() + "\n"
+
+
+def _short(label: str) -> str:
+    return textwrap.shorten(label, _LABEL_CHARS, placeholder=" …") if len(label) > _LABEL_CHARS else label
+
+
+def _on(color: str) -> str:
+    """Black or white, whichever can be read on `color`."""
+    red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
+    return "#000000" if 0.299 * red + 0.587 * green + 0.114 * blue > 120 else "#ffffff"
+
+
+def _rows_axis(axes: Axes, num_rows: int) -> None:
+    axes.set_ylim(num_rows - 0.4, -0.85)
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    axes.grid(axis="x")
+    axes.tick_params(axis="x", length=0)
+
+
+def forest(points: Sequence[Point], x_label: str, limits: tuple[float, float], reference: float | None = None) -> str:
+    """One row per point: its label, a dot, its interval as a line."""
+    with _drawing(0.55 + _ROW * len(points)) as (drawing, axes):
+        _rows_axis(axes, len(points))
+        axes.set_xlim(*limits)
+        if reference is not None:
+            axes.axvline(reference, color=_FAINT, linewidth=1.0, linestyle=(0, (3, 2)), zorder=1)
+        for row, point in enumerate(points):
+            axes.text(0.0, row - 0.30, _short(point.label), transform=axes.get_yaxis_transform(), va="center")
+            if point.low is not None and point.high is not None:
+                axes.plot([point.low, point.high], [row + 0.1] * 2, color=point.color, linewidth=2.2, alpha=0.55)
+            axes.plot([point.value], [row + 0.1], "o", color=point.color, markersize=5.5)
+        axes.set_xlabel(x_label)
+        return _finish(drawing)
+
+
+def lines(series: Sequence[Series], x_label: str, y_label: str, *, ticks: Sequence[float] = (), is_log: bool = False) -> str:
+    """Lines with error bars, told apart by colour and marker, in the order of the legend."""
+    with _drawing(2.5) as (drawing, axes):
+        if is_log:
+            axes.set_xscale("log", base=2)
+        for index, line in enumerate(series):
+            color, marker = PALETTE[index % len(PALETTE)], MARKERS[index % len(MARKERS)]
+            axes.plot(line.x, line.y, color=color, marker=marker, markersize=4.2, linewidth=1.5)
+            for x, low, high in zip(line.x, line.low, line.high, strict=False):
+                if low is not None and high is not None:
+                    axes.plot([x, x], [low, high], color=color, linewidth=1.1, alpha=0.6)
+        if ticks:
+            axes.set_xticks(list(ticks), [f"{tick:g}" for tick in ticks])
+            axes.set_xticks([], minor=True)
+        axes.set_ylim(bottom=0)
+        axes.grid(axis="y")
+        axes.tick_params(length=0)
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
+        return _finish(drawing)
+
+
+def histogram(shares: Sequence[float], color: str, top: float, num_bins: int) -> str:
+    """Share of rounds by accepted tokens, 0 first."""
+    with _drawing(1.7) as (drawing, axes):
+        places = range(len(shares))
+        axes.bar(places, [100 * share for share in shares], width=0.82, color=color)
+        for place, share in zip(places, shares, strict=True):
+            if share >= 0.02:
+                axes.text(place, 100 * share + 100 * top * 0.02, f"{100 * share:.0f}", ha="center", va="bottom", fontsize=7)
+        axes.set_xlim(-0.6, num_bins - 0.4)
+        axes.set_ylim(0, 100 * top * 1.12)
+        axes.set_xticks(range(0, num_bins, max(1, num_bins // 12)))
+        axes.grid(axis="y")
+        axes.tick_params(length=0)
+        axes.spines["left"].set_visible(False)
+        axes.set_xlabel("accepted drafted tokens")
+        axes.set_ylabel("% of rounds")
+        return _finish(drawing)
+
+
+def stacked_bars(stacks: Sequence[Stack], x_label: str, limit: float) -> str:
+    """One labelled bar per stack; segments wide enough carry their value."""
+    with _drawing(0.55 + 0.46 * len(stacks)) as (drawing, axes):
+        _rows_axis(axes, len(stacks))
+        axes.set_xlim(0, limit * 1.02)
+        for row, stack in enumerate(stacks):
+            axes.text(0.0, row - 0.36, _short(stack.label), transform=axes.get_yaxis_transform(), va="center")
+            left = 0.0
+            for _, value, color in stack.segments:
+                axes.barh(row + 0.1, value, left=left, height=0.46, color=color, linewidth=0)
+                if value > 0.085 * limit:
+                    ink = _on(color)
+                    axes.text(left + value / 2, row + 0.11, f"{value:.3g}", ha="center", va="center", fontsize=7, color=ink)
+                left += value
+        axes.set_xlabel(x_label)
+        return _finish(drawing)
+
+
+def themed(svg: str, colors: Mapping[str, str], prefix: str) -> str:
+    """`svg` with real colours for text (`ink`), quiet text (`faint`) and rules (`rule`), and ids of its own."""
+    for placeholder, name in ((_INK, "ink"), (_RULE, "rule"), (_FAINT, "faint")):
+        svg = svg.replace(placeholder, colors[name])
+    svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
+    svg = svg.replace('href="#', f'href="#{prefix}-')
+    return svg.replace("url(#", f"url(#{prefix}-")

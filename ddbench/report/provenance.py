@@ -1,0 +1,197 @@
+"""Sections: where the run happened, with which weights, what the metrics mean, where the raw data is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddbench import units
+from ddbench.analysis.frames import TABLES
+from ddbench.analysis.metrics import METRICS
+from ddbench.records import Environment, LoadSample, Manifest, NotMeasured, OkResult
+from ddbench.report import cells
+from ddbench.report.document import Cell, Column, Section, Skipped, Table
+from ddbench.report.evidence import Evidence
+
+HIGH_HOST_LOAD = 0.25  # share of all CPU time busy before a pass began: someone else is using the machine
+
+
+def environment(evidence: Evidence) -> Section | Skipped:
+    """One column per run."""
+    manifests = evidence.frames.manifests
+    tables = [_machine_table(manifests)]
+    models = _model_table(evidence)
+    if models.rows:
+        tables.append(models)
+    tables.append(_library_table(manifests))
+    loads = _load_table(evidence)
+    if loads.rows:
+        tables.append(loads)
+    return Section("environment", "Environment", tables=tuple(tables), notes=tuple(_warnings(evidence)))
+
+
+def _machine_table(manifests: tuple[Manifest, ...]) -> Table:
+    columns = [dict(_facts(manifest)) for manifest in manifests]
+    rows = tuple((cells.text_cell(name), *(column[name] for column in columns)) for name in columns[0])
+    titles = ["Value"] if len(manifests) == 1 else [manifest.run_id for manifest in manifests]
+    return cells.with_notes(Table("Machine and code", cells.text_columns("Fact", *titles), rows))
+
+
+def _facts(manifest: Manifest) -> Iterator[tuple[str, Cell]]:
+    place: Environment = manifest.environment
+    yield "Run", cells.text_cell(manifest.run_id)
+    yield "Started", cells.text_cell(manifest.created_at)
+    yield "Device", cells.text_cell(place.device)
+    yield "Device memory", _bytes_or_missing(place.device_memory_bytes)
+    yield "Driver", _or_missing(place.driver)
+    yield "Power cap", _or_missing(place.power_cap_w, " W")
+    yield "Host", cells.text_cell(f"{place.cpu_model}, {place.num_cpus} CPUs, {place.machine}, {place.platform}")
+    yield "Host memory", _bytes_or_missing(place.memory_bytes)
+    yield "Threads", cells.text_cell(str(place.num_threads))
+    yield "ddbench", cells.text_cell(f"{manifest.ddbench_version}, {place.parts_origin}")
+    yield "Commit", _commit(place)
+    yield "Code digest", cells.text_cell(place.code_digest[:16])
+
+
+def _commit(place: Environment) -> Cell:
+    if isinstance(place.commit, NotMeasured):
+        return cells.missing_cell(place.commit.not_measured)
+    is_dirty = not isinstance(place.is_dirty, NotMeasured) and place.is_dirty
+    text = place.commit[:12] + (" with uncommitted changes" if is_dirty else "")
+    return cells.text_cell(text, tone="warn" if is_dirty else "plain")
+
+
+def _or_missing(value: str | float | NotMeasured, unit: str = "") -> Cell:
+    return cells.missing_cell(value.not_measured) if isinstance(value, NotMeasured) else cells.text_cell(f"{value}{unit}")
+
+
+def _bytes_or_missing(value: int | NotMeasured) -> Cell:
+    if isinstance(value, NotMeasured):
+        return cells.missing_cell(value.not_measured)
+    return cells.text_cell(units.byte_count(value))
+
+
+def _model_table(evidence: Evidence) -> Table:
+    found = {}
+    for result in evidence.frames.results.values():
+        if isinstance(result, OkResult):
+            card = result.models
+            found.setdefault((card.target_digest, card.drafter_digest, card.acceptance), card)
+    rows = tuple(
+        (
+            cells.text_cell(card.target, tip=card.target_digest),
+            Cell(units.rate(card.num_target_parameters, ""), sort=card.num_target_parameters),
+            cells.text_cell(card.drafter, tip=card.drafter_digest),
+            Cell(units.rate(card.num_drafter_parameters, ""), sort=card.num_drafter_parameters),
+            cells.text_cell(card.acceptance.replace("_", " ")),
+            cells.text_cell(f"{card.target_digest[:12]} / {card.drafter_digest[:12]}"),
+        )
+        for card in found.values()
+    )
+    columns = (
+        Column("Target", is_number=False),
+        Column("Parameters"),
+        Column("Drafter", is_number=False),
+        Column("Parameters"),
+        Column("Acceptance", is_number=False),
+        Column("Digests", is_number=False),
+    )
+    return Table("Weights", columns, rows)
+
+
+def _library_table(manifests: tuple[Manifest, ...]) -> Table:
+    names = sorted({name for manifest in manifests for name in manifest.environment.libraries})
+    rows = tuple(
+        (cells.text_cell(name), *(cells.text_cell(m.environment.libraries.get(name, "absent")) for m in manifests))
+        for name in names
+    )
+    titles = ["Version"] if len(manifests) == 1 else [manifest.run_id for manifest in manifests]
+    return Table("Libraries", cells.text_columns("Library", *titles), rows, is_folded=True)
+
+
+def _load_table(evidence: Evidence) -> Table:
+    labels = dict(zip(evidence.frames.cases["case_id"], evidence.frames.cases["label"], strict=True))
+    rows = []
+    for (_, case_id), result in evidence.frames.results.items():
+        if isinstance(result, OkResult):
+            for summary in result.passes:
+                name = f"{summary.pass_name} {summary.index}"
+                rows.append((cells.text_cell(labels[case_id]), cells.text_cell(name), *_load_cells(summary.load)))
+    columns = (
+        *cells.text_columns("Case", "Pass"),
+        Column("Load before", tip="share of all CPU time busy"),
+        Column("Load after"),
+        Column("SM clock", "MHz"),
+        Column("Temperature", "°C"),
+        Column("Throttling", is_number=False),
+    )
+    return cells.with_notes(Table("State of the machine around each pass", columns, tuple(rows), is_folded=True))
+
+
+def _load_cells(load: LoadSample) -> Iterator[Cell]:
+    for share in (load.host_load_before, load.host_load_after):
+        known = not isinstance(share, NotMeasured)
+        yield Cell(cells.percent(share), sort=share) if known else cells.missing_cell(share.not_measured)  # type: ignore
+    for reading in (load.sm_clock_mhz, load.temperature_c):
+        known = not isinstance(reading, NotMeasured)
+        yield Cell(str(reading), sort=reading) if known else cells.missing_cell(reading.not_measured)  # type: ignore
+    reasons = load.throttle_reasons
+    if isinstance(reasons, NotMeasured):
+        yield cells.missing_cell(reasons.not_measured)
+    else:
+        yield cells.text_cell(", ".join(reasons) or "none", tone="warn" if reasons else "plain")
+
+
+def _warnings(evidence: Evidence) -> Iterator[str]:
+    """What the cases warned about, equal texts once with the number of cases."""
+    counts: dict[str, int] = {}
+    busy = 0
+    for result in evidence.frames.results.values():
+        for text in result.warnings:
+            counts[text] = counts.get(text, 0) + 1
+        if isinstance(result, OkResult):
+            before = [p.load.host_load_before for p in result.passes if p.pass_name == "clean"]
+            busy += any(not isinstance(load, NotMeasured) and load > HIGH_HOST_LOAD for load in before)
+    if busy:
+        yield f"The host was busy before a clean pass of {busy} cases (more than {HIGH_HOST_LOAD:.0%} of its CPU time)."
+    for text, count in counts.items():
+        yield f"{text} ({count} cases)" if count > 1 else text
+
+
+def glossary(evidence: Evidence) -> Section | Skipped:
+    """Every metric with its formula."""
+    rows = tuple(
+        (
+            cells.text_cell(metric.title),
+            cells.text_cell(metric.name),
+            cells.text_cell(metric.unit),
+            cells.text_cell("" if metric.direction == "neither" else metric.direction),
+            cells.text_cell(metric.formula),
+        )
+        for metric in METRICS.values()
+    )
+    intro = (
+        "Intervals are 95 % bootstrap intervals over prompts (1000 resamples, fixed seed): pooled ratios by the BCa "
+        "method, medians by percentiles. Under 3 prompts there is none; under 8 it is too narrow and says so.",
+    )
+    table = Table("Metrics", cells.text_columns("Metric", "Name", "Unit", "Better", "Formula"), rows)
+    return Section("glossary", "Metrics", intro, tables=(table,))
+
+
+def raw_data(evidence: Evidence) -> Section | Skipped:
+    """What the run folders hold, to check any number of this page against."""
+    rows = []
+    for manifest in evidence.frames.manifests:
+        run = manifest.run_id
+        rows.append(_file_row(run, "manifest.json", 1, "question, plan, environment"))
+        cases = evidence.frames.cases[evidence.frames.cases["run"] == run]
+        rows.append(_file_row(run, "cases/*/result.json", len(cases), "status, parity, weights, passes, counters"))
+        for name, record in TABLES.items():
+            table = getattr(evidence.frames, name)
+            about = (record.__doc__ or "").splitlines()[0]
+            rows.append(_file_row(run, f"cases/*/{name}.parquet", int((table["run"] == run).sum()), about))
+    columns = (*cells.text_columns("Run", "File"), Column("Rows"), Column("One row is", is_number=False))
+    return Section("raw-data", "Raw data", tables=(Table("Files", columns, tuple(rows)),))
+
+
+def _file_row(run: str, name: str, count: int, about: str) -> tuple[Cell, ...]:
+    return (cells.text_cell(run), cells.text_cell(name), cells.count_cell(count), cells.text_cell(about))

@@ -1,0 +1,264 @@
+"""What may be asked of the lab: engine, workload, capture, axes, experiments; and one point of a plan, the `Case`.
+
+Standard library and pydantic only. Whether a named variant exists is decided by `engine/parts.py`; this module fixes
+the questions, their defaults, and how an experiment file (TOML) turns into them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ddbench.errors import SchemaError, UserError, did_you_mean
+
+RecordT = TypeVar("RecordT", bound="Record")
+
+UNUSED = "none"  # the value of a part that takes no part in an arm (no drafter: nothing to materialize)
+
+
+class Record(BaseModel):
+    """Base of all specs and records: frozen, unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def digest(self) -> str:
+        """A short stable content address of the values."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class EngineSpec(Record):
+    """Everything that decides what the engine computes and how; the part fields name entries of `PARTS`."""
+
+    target: str = "nano-k2"  # a named shape, a shipped pair, or a folder with a checkpoint
+    drafter: str | None = None  # a folder with a drafter checkpoint; None: the one that goes with the target
+    draft: str = "dflash"
+    materialize: str = "fused"
+    tree_build: str = "heap"
+    tree_compile: str = "ancestors"
+    attention: str = "dense_mask"
+    sampling: str = "greedy"
+    executor: str = "eager"
+    node_budget: int = Field(default=32, ge=0, le=4096)
+    block_size: int | None = Field(default=None, ge=2, le=64)  # None: as the drafter was trained; smaller only
+    temperature: float = Field(default=1.0, gt=0.0, le=10.0)  # read by stochastic sampling only
+    oracle_quality: tuple[float, ...] = ()  # read by the oracle draft only: per position, how often it is right at once
+    experts: Literal["packed", "dequantized"] = "dequantized"  # INT4 experts: unpacked at use, or once at load
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: Literal["cpu", "cuda"] = "cpu"
+    num_threads: int | None = Field(default=None, ge=1)  # CPU threads; None: the library's default, recorded
+    seed: int = 0
+
+
+PART_FIELDS: tuple[str, ...] = (
+    "draft",
+    "materialize",
+    "tree_build",
+    "tree_compile",
+    "attention",
+    "sampling",
+    "executor",
+)
+
+# An arm pins the fields that define it: an axis over a pinned field does not multiply the arm.
+ARMS: dict[str, dict[str, Any]] = {
+    "ar": {"draft": UNUSED, "materialize": UNUSED, "tree_build": UNUSED, "tree_compile": UNUSED, "node_budget": 0},
+    "prompt_lookup": {
+        "draft": "prompt_lookup",
+        "materialize": UNUSED,
+        "tree_build": "chain",
+        "tree_compile": "causal",
+        "node_budget": 0,
+    },
+    "chain": {"tree_build": "chain", "tree_compile": "causal", "node_budget": 0},
+    "chain_via_tree": {"tree_build": "chain", "tree_compile": "ancestors", "node_budget": 0},
+    "ddtree": {"tree_compile": "ancestors"},
+}
+
+
+class WorkloadSpec(Record):
+    """Which prompts, how many at once, how long the answers."""
+
+    prompts: str = "held-out"  # the target's shipped held-out prompts; or `random` token ids (labelled)
+    kinds: tuple[str, ...] = ()  # categories to keep; empty: all
+    num_requests: int = Field(default=16, ge=1)
+    max_new_tokens: int = Field(default=64, ge=1)
+    concurrency: int = Field(default=1, ge=1, le=1024)
+    ignore_stop: bool = False  # decode to the length limit whatever is generated (labelled)
+    seed: int = 0
+
+
+class CaptureSpec(Record):
+    """How a case is observed: warm-up, repeats of the clean pass, and whether stages get their own pass."""
+
+    mode: Literal["none", "stages"] = "stages"  # `stages`: an attributed pass after the clean one
+    num_warmup_requests: int = Field(default=2, ge=0)
+    num_clean_passes: int = Field(default=1, ge=1)
+    parity_prompts: int = Field(default=4, ge=1)
+    parity_tokens: int = Field(default=24, ge=1)
+    timeout_s: int = Field(default=600, ge=1)
+
+
+class Case(Record):
+    """One point of a plan, run in its own process."""
+
+    arm: str
+    engine: EngineSpec
+    workload: WorkloadSpec
+    capture: CaptureSpec = CaptureSpec()
+    block: int = 0  # interleaved repeat: cases of one block are compared with each other
+    shown: tuple[str, ...] = ()  # swept fields that the label names even at their default; no part of the case's id
+
+    @property
+    def label(self) -> str:
+        """Arm, what differs from the arm's defaults, and the concurrency: `ddtree tree_build=device c=4`."""
+        defaults = EngineSpec(**ARMS[self.arm])
+        named = [
+            name
+            for name in (*PART_FIELDS, "node_budget", "block_size")
+            if getattr(self.engine, name) != getattr(defaults, name)
+        ]
+        named += [name for name in self.shown if name not in named and name not in ARMS[self.arm]]
+        texts = [f"{name}={_text(self.field(name))}" for name in named if name != "concurrency"]
+        return " ".join([self.arm, *texts, f"c={self.workload.concurrency}"])
+
+    def field(self, name: str) -> Any:
+        """The value of an axis at this case."""
+        return getattr(getattr(self, _axis_owner(name)), name)
+
+
+class Axis(Record):
+    """A named list of values to try: a field of `EngineSpec` or `WorkloadSpec`."""
+
+    name: str
+    values: tuple[Any, ...]
+
+    @property
+    def owner(self) -> Literal["engine", "workload", "capture"]:
+        return _axis_owner(self.name)
+
+
+class ExperimentSpec(Record):
+    """A question and the cases that answer it: arms x axes, plus one-factor-at-a-time variants of one arm."""
+
+    name: str
+    question: str
+    arms: tuple[str, ...] = tuple(ARMS)
+    engine: EngineSpec = EngineSpec()
+    workload: WorkloadSpec = WorkloadSpec()
+    capture: CaptureSpec = CaptureSpec()
+    axes: tuple[Axis, ...] = ()
+    ablate_arm: str = "ddtree"
+    ablate: tuple[Axis, ...] = ()  # each value replaces one field of `ablate_arm`, the others at their defaults
+    num_blocks: int = Field(default=1, ge=1)
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _known_arms(self) -> Self:
+        for arm in (*self.arms, self.ablate_arm):
+            if arm not in ARMS:
+                raise ValueError(f"unknown arm '{arm}': {did_you_mean(arm, ARMS)}")
+        return self
+
+
+def _text(value: Any) -> str:
+    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+_AXIS_MODELS: dict[str, type[Record]] = {"engine": EngineSpec, "workload": WorkloadSpec, "capture": CaptureSpec}
+
+
+def axis_names() -> tuple[str, ...]:
+    """Every field that may be an axis."""
+    return tuple(name for model in _AXIS_MODELS.values() for name in model.model_fields)
+
+
+def _axis_owner(name: str) -> Literal["engine", "workload", "capture"]:
+    for owner, model in _AXIS_MODELS.items():
+        if name in model.model_fields:
+            return owner  # type: ignore[return-value]
+    raise UserError(f"unknown axis '{name}': {did_you_mean(name, axis_names())}")
+
+
+def parse_axis(name: str, text: str) -> Axis:
+    """`parse_axis('concurrency', '1,4,16')`: names and values checked against the field's type."""
+    return make_axis(name, tuple(part.strip() for part in text.split(",") if part.strip()))
+
+
+def make_axis(name: str, values: tuple[Any, ...]) -> Axis:
+    """An axis whose values have the type of the field it sets."""
+    model = _AXIS_MODELS[_axis_owner(name)]
+    if not values:
+        raise UserError(f"axis '{name}' has no values: write --set {name}=VALUE[,VALUE...]")
+    is_list = isinstance(model.model_fields[name].default, tuple)  # `kinds`: a single word is a list of one
+    checked = []
+    for value in values:
+        given = (value,) if is_list and isinstance(value, str) else value
+        try:
+            checked.append(getattr(model(**{name: given}), name))
+        except ValidationError as error:
+            raise UserError(f"axis '{name}': value {value!r}: {first_message(error)}") from error
+    return Axis(name=name, values=tuple(dict.fromkeys(checked)))
+
+
+def first_message(error: ValidationError) -> str:
+    """The first complaint of a validation, on one line: where, and what is expected."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}" if where else message
+
+
+def _reject_unknown(table: Any, known: tuple[str, ...], where: str) -> None:
+    if not isinstance(table, dict):
+        raise UserError(f"{where}: expected a table of key = value, got {type(table).__name__}")
+    for key in table:
+        if key not in known:
+            raise UserError(f"{where}: unknown key '{key}': {did_you_mean(key, known)}")
+
+
+def load_experiment(path: Path) -> ExperimentSpec:
+    """Read a TOML experiment. Every fault is one line naming the file, the key and what is expected."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path}: not valid TOML: {error}") from error
+    return experiment_from_mapping(data, name=path.stem, where=path.name)
+
+
+def experiment_from_mapping(data: dict[str, Any], name: str, where: str) -> ExperimentSpec:
+    """Turn a TOML document (`[engine]`, `[workload]`, `[capture]`, `[axes]`, `[ablate]`) into a spec."""
+    _reject_unknown(data, (*ExperimentSpec.model_fields,), where)
+    for owner, model in _AXIS_MODELS.items():
+        _reject_unknown(data.get(owner, {}), tuple(model.model_fields), f"{where} [{owner}]")
+    fields: dict[str, Any] = {"name": name, **data}
+    for key in ("axes", "ablate"):
+        table = fields.get(key, {})
+        if not isinstance(table, dict):
+            raise UserError(f"{where}: [{key}] must be a table of axis = [values], got {type(table).__name__}")
+        try:
+            fields[key] = tuple(
+                make_axis(axis, tuple(values) if isinstance(values, list) else (values,))
+                for axis, values in table.items()
+            )
+        except UserError as error:
+            raise UserError(f"{where} [{key}]: {error}") from error
+    try:
+        return ExperimentSpec(**fields)
+    except ValidationError as error:
+        raise UserError(f"{where}: {first_message(error)}") from error
+
+
+def from_json(model: type[RecordT], text: str, where: str) -> RecordT:
+    """Parse one of our own JSON records; damage is a SchemaError naming the file."""
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        raise SchemaError(f"{where}: damaged or from another version: {first_message(error)}") from error

@@ -1,0 +1,113 @@
+"""What a drafter is trained on: the target's own continuations of prompts cut from the training corpus.
+
+Greedy and sampled answers in one batch, long loops left out. Letters: B rows, T tokens per row, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ddbench.kernels.mla_tree_attention import mla_tree_attention_dense
+from ddbench.kernels.tree_attention import dense_mask, tree_attention_dense
+from ddbench.models.inputs import VerifyInputs
+from ddbench.models.moe import MoE
+from ddbench.models.target import Target
+from ddbench.train.loop import Report
+from ddbench.train.tokens import Windows
+
+PROMPT_LENGTHS = (24, 48, 80, 128)
+MAX_REPETITION = 0.5  # share of 8-grams that occurred before in the row; above: a loop, dropped
+
+
+@dataclass(frozen=True, slots=True)
+class Continuations:
+    """Rows of equal length: a prompt of `prompt_length` tokens, then the target's answer."""
+
+    tokens: torch.Tensor  # [rows, T] int32, CPU
+    prompt_lengths: torch.Tensor  # [rows] int64
+    num_dropped: int  # rows left out as loops
+    num_greedy: int
+
+
+class _DenseAttention:
+    def prepare(self, inputs: VerifyInputs, dtype: torch.dtype) -> torch.Tensor:
+        return dense_mask(inputs.lengths, inputs.input_ids.shape[1], inputs.context_bound, inputs.visible)
+
+    def gqa(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: torch.Tensor, scale: float) -> torch.Tensor:
+        return tree_attention_dense(q, k, v, plan, scale)
+
+    def mla(self, q: torch.Tensor, latent: torch.Tensor, rank: int, plan: torch.Tensor, scale: float) -> torch.Tensor:
+        return mla_tree_attention_dense(q, latent, rank, plan, scale)
+
+
+def use_wide_experts(model: Target) -> None:
+    """Run MoE layers as one wide MLP: no host sync per layer, faster at thousands of rows."""
+    for child in model.modules():
+        if isinstance(child, MoE):
+            child.is_wide = True
+
+
+def continue_prompts(
+    model: Target, prompts: torch.Tensor, total: int, temperature: torch.Tensor, generator: torch.Generator
+) -> torch.Tensor:
+    """Decode rows of equal prompt length to `total` tokens; temperature 0 is greedy. prompts [B, Lp] -> [B, total]."""
+    rows, prompt_length = prompts.shape
+    device, dtype = prompts.device, model.embedding.weight.dtype
+    attention = _DenseAttention()
+    cache = [
+        tuple(torch.zeros(rows, total, *row, device=device, dtype=dtype) for row in model.shape.attention.row_shapes)
+        for _ in range(model.shape.num_layers)
+    ]
+    tokens = torch.zeros(rows, total, dtype=torch.int64, device=device)
+    tokens[:, :prompt_length] = prompts
+    zeros = torch.zeros(rows, dtype=torch.int64, device=device)
+    done, new = 0, prompts
+    while True:
+        width = new.shape[1]
+        positions = (done + torch.arange(width, device=device)).expand(rows, -1)
+        inputs = VerifyInputs(new, positions, zeros + done, None, done, logit_rows=zeros + width - 1)
+        logits = model(inputs, cache, attention).logits[:, 0]  # [B, V]
+        done += width
+        if done == total:
+            return tokens
+        noise = torch.empty_like(logits).exponential_(generator=generator).clamp_(min=1e-30).log_()  # Gumbel trick
+        new = (logits - temperature[:, None] * noise).argmax(dim=-1, keepdim=True)
+        tokens[:, done] = new[:, 0]
+
+
+def repetition(tokens: torch.Tensor, prompt_lengths: torch.Tensor, gram: int = 8) -> torch.Tensor:
+    """Share of each row's answer positions whose last `gram` tokens occurred before in the row. [rows, T] -> [rows]."""
+    weights = torch.tensor([4099**i % (2**61 - 1) for i in range(gram)], device=tokens.device)
+    keys = (tokens.long().unfold(1, gram, 1) * weights).sum(dim=-1)  # wraps; equal grams have equal keys
+    ordered, order = keys.sort(dim=1, stable=True)
+    seen = torch.zeros_like(keys, dtype=torch.bool)
+    seen[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
+    repeated = torch.zeros_like(seen).scatter(1, order, seen)
+    in_answer = torch.arange(keys.shape[1], device=keys.device) + gram > prompt_lengths[:, None]
+    return (repeated & in_answer).sum(dim=1) / in_answer.sum(dim=1)
+
+
+def generate(
+    model: Target, windows: Windows, num_rows: int, total: int, batch_rows: int, greedy_share: float, report: Report
+) -> Continuations:
+    """`num_rows` rows (before loops are dropped), prompts of several lengths, in batches of one length each."""
+    use_wide_experts(model)
+    kept, lengths, dropped, num_greedy, made, turn = [], [], 0, 0, 0, 0
+    with torch.inference_mode():
+        while made < num_rows:
+            length = PROMPT_LENGTHS[turn % len(PROMPT_LENGTHS)]
+            prompts = windows.sample(batch_rows, length)
+            uniform = torch.rand(batch_rows, generator=windows.generator, device=prompts.device)
+            temperature = torch.where(uniform < greedy_share, 0.0, 0.5 + 0.5 * uniform)
+            tokens = continue_prompts(model, prompts, total, temperature, windows.generator)
+            prompt_lengths = torch.full((batch_rows,), length, device=tokens.device)
+            keep = repetition(tokens, prompt_lengths) <= MAX_REPETITION
+            kept.append(tokens[keep].int().cpu())
+            lengths.append(prompt_lengths[keep].cpu())
+            num_greedy += int((keep & (temperature == 0)).sum())
+            dropped += int((~keep).sum())
+            made, turn = made + batch_rows, turn + 1
+            report(f"continuations: {made}/{num_rows} rows, {dropped} loops dropped")
+    return Continuations(torch.cat(kept), torch.cat(lengths), dropped, num_greedy)

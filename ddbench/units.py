@@ -1,0 +1,51 @@
+"""Numbers to text: the only formatter of durations, bytes, rates and ratios in the project."""
+
+from __future__ import annotations
+
+import math
+
+_BYTE_STEPS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_COUNT_STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """`value` with `digits` significant digits and no exponent: 0.0123, 1.23, 12.3, 1230."""
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else str(value)
+    places = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:.{places}f}"
+
+
+def duration(ns: float) -> str:
+    """Nanoseconds to the unit that reads best: `812 ns`, `41.2 us`, `3.10 ms`, `1.25 s`."""
+    for limit, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "us")):
+        if abs(ns) >= limit:
+            return f"{significant(ns / limit)} {unit}"
+    return f"{ns:.0f} ns"
+
+
+def _stepped(value: float, steps: tuple[tuple[float, str], ...], unit: str) -> str:
+    for limit, name in steps:
+        if abs(value) >= limit:
+            return f"{significant(value / limit)} {name}{unit}"
+    return f"{significant(value)} {unit}".rstrip()
+
+
+def byte_count(num_bytes: float) -> str:
+    """Decimal bytes: `617 MB`."""
+    return _stepped(num_bytes, _BYTE_STEPS, "" if abs(num_bytes) >= 1e3 else "B")
+
+
+def rate(per_s: float, unit: str) -> str:
+    """A rate with a decimal prefix: `rate(4.3e12, 'B/s')` is `4.30 TB/s`."""
+    return _stepped(per_s, _COUNT_STEPS, unit)
+
+
+def ratio(value: float) -> str:
+    """A speedup or tau ratio: `1.25x`."""
+    return f"{value:.2f}x"
+
+
+def interval(low: float, high: float, digits: int = 3) -> str:
+    """A confidence interval: `[1.20, 1.31]`."""
+    return f"[{significant(low, digits)}, {significant(high, digits)}]"

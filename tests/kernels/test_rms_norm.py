@@ -1,0 +1,31 @@
+"""Claims about the RMS normalisation's implementation."""
+
+from __future__ import annotations
+
+import torch
+
+from ddbench.kernels.rms_norm import rms_norm
+from ddbench.reference import rms_norm as spec
+from ddbench.testing import assert_within_budget
+
+
+def test_low_precision_within_budget():
+    g = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(9, 65, generator=g).bfloat16(), torch.randn(65, generator=g).bfloat16()
+    exact = spec.rms_norm(x.double(), weight.double(), 1e-6)
+    assert_within_budget(rms_norm(x, weight, 1e-6), spec.rms_norm(x, weight, 1e-6), exact)
+
+
+def test_batch_invariance():
+    x, weight = torch.randn(8, 3, 40, generator=torch.Generator().manual_seed(0)), torch.ones(40)
+    together = rms_norm(x, weight, 1e-6)
+    assert all(torch.equal(rms_norm(x[i : i + 1], weight, 1e-6)[0], together[i]) for i in range(8))
+
+
+def test_strided_heads_and_fp32_weight():
+    """Per-head norms get views of a wider projection, and a checkpoint may hold norms in fp32 beside bf16 weights."""
+    x = torch.randn(2, 3, 4, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
+    weight = torch.linspace(0.5, 1.5, 8)
+    out = rms_norm(x[..., :8], weight, 1e-6)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out, spec.rms_norm(x[..., :8], weight, 1e-6))

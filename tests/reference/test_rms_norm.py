@@ -1,0 +1,36 @@
+"""Claims about the RMS normalisation's specification."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ddbench.reference.rms_norm import rms_norm
+
+
+def _x(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_equals_numpy_formula():
+    x, weight = _x(3, 7), _x(7, seed=1)
+    expected = x.numpy() / np.sqrt((x.numpy() ** 2).mean(-1, keepdims=True) + 1e-3) * weight.numpy()
+    np.testing.assert_allclose(rms_norm(x, weight, 1e-3).numpy(), expected, rtol=1e-14)
+
+
+def test_result_has_unit_rms_at_any_scale():
+    x, one = _x(4, 33), torch.ones(33, dtype=torch.float64)
+    out = rms_norm(x, one, 0.0)
+    torch.testing.assert_close(out.square().mean(-1), torch.ones(4, dtype=torch.float64))
+    torch.testing.assert_close(rms_norm(x * 1e6, one, 0.0), out)
+
+
+def test_zero_row_stays_zero():
+    assert rms_norm(torch.zeros(1, 4), torch.ones(4), 1e-6).tolist() == [[0.0] * 4]
+
+
+def test_low_precision_is_rounded_once():
+    x, weight = _x(5, 16).bfloat16(), _x(16, seed=1).bfloat16()
+    out = rms_norm(x, weight, 1e-6)
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, rms_norm(x.float(), weight.float(), 1e-6).bfloat16())
