@@ -16,6 +16,12 @@ def significant(value: float, digits: int = 3) -> str:
     return f"{value:.{places}f}"
 
 
+def aligned(value: float, largest: float, digits: int = 4) -> str:
+    """`value` with the decimals that give `largest` that many significant digits: numbers that line up in a column."""
+    places = max(0, digits - 1 - math.floor(math.log10(abs(largest)))) if largest else 0
+    return f"{value:.{places}f}"
+
+
 def duration(ns: float) -> str:
     """Nanoseconds to the unit that reads best: `812 ns`, `41.2 us`, `3.10 ms`, `1.25 s`."""
     for limit, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "us")):

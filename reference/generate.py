@@ -96,7 +96,8 @@ def best_first_tree(draft_logits: torch.Tensor, node_budget: int) -> list[Node]:
 
 def _walk(target: Target, tokens: Sequence[int], nodes: Sequence[Node]) -> tuple[list[int], list[int]]:
     """Follow the target's own tokens down the tree: (visited node indices, emitted tokens, the last one the bonus)."""
-    path, emitted = [0], []
+    path = [0]
+    emitted: list[int] = []
     while True:
         emitted.append(_argmax(target([*tokens, *emitted])[0][-1]))
         children = [i for i, node in enumerate(nodes) if node.parent == path[-1] and node.token == emitted[-1]]

@@ -83,11 +83,12 @@ def acceptance_length_uncut(setting: Setting, study: Study) -> stats.Summary | N
 
 def acceptance_length_macro(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
     rows = setting.rounds
-    key = [rows[name].to_numpy() for name in ("case_id", "pass_index", "request_id")]
-    requests = rows.groupby(key, sort=False, observed=True).agg(
-        emitted=("num_emitted", "sum"), rounds=("num_emitted", "size"), unit=("unit", "first")
-    )
-    requests["length"] = requests["emitted"] / requests["rounds"]
+    case_codes, _ = pd.factorize(rows["case_id"])
+    widest = int(rows["request_row"].max()) + 1
+    request_codes = case_codes * widest + rows["request_row"].to_numpy()
+    _, first, request = np.unique(request_codes, return_index=True, return_inverse=True)
+    lengths = np.bincount(request, weights=rows["num_emitted"]) / np.bincount(request)
+    requests = pd.DataFrame({"length": lengths, "unit": rows["unit"].array.take(first)})
     return stats.ratio_of_sums(*unit_sums(requests, "length", ""))
 
 
@@ -123,14 +124,10 @@ def mean_over_rounds(column: str) -> Compute:
 
 
 def padding_share(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
-    key = ["case_id", "pass_index", "step"]
-    rounds = setting.rounds[[*key, "unit", "num_nodes"]].astype({"case_id": object})
-    widths = setting.steps[[*key, "verify_width"]].astype({"case_id": object})
-    rows = rounds.merge(widths, on=key, how="inner")
-    if rows.empty or rows["verify_width"].sum() <= 0:
-        return missing("the verified width of no round is known")
-    rows["padding"] = rows["verify_width"] - rows["num_nodes"] - 1
-    return stats.ratio_of_sums(*unit_sums(rows, "padding", "verify_width"))
+    nodes, rounds, widths = unit_sums(setting.rounds, "num_nodes", "", "verify_width")
+    if widths.sum() <= 0:
+        return missing("no position was verified")
+    return stats.ratio_of_sums(widths - nodes - rounds, widths)
 
 
 def degenerate_share(setting: Setting, study: Study) -> stats.Summary | NotMeasured:

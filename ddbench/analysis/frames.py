@@ -1,12 +1,9 @@
 """Run folder -> `RunFrames`: tidy tables with one row per request, round, step, stage sample, pass, cost.
 
 First step of every analysis; reads JSON and parquet, computes nothing but keys. Every row carries the case it came
-from and what defines that case (arm, label, concurrency, node budget, parts). Two columns are derived here because
-later steps cannot do without them:
-
-- `pass_index`: which repeat of the clean pass a row belongs to. The files hold the passes one after another, so it is
-  the number of earlier rows with the same key.
-- `unit`: what statistics resample. It is the prompt, since two requests for one prompt are not independent.
+from and what defines that case (arm, label, concurrency, node budget, parts). Links between tables are resolved here: a
+round knows its request's and its step's place in their tables of the same case (`request_row`, `step_row`), and `unit`,
+which is what statistics resample: the prompt, since two requests for one prompt are not independent.
 
 A file that is absent, damaged or of another shape is a `SchemaError` that names it.
 """
@@ -87,7 +84,7 @@ def load_run(folder: Path) -> RunFrames:
     cases = _cases_frame(manifest, results)
     ok = {case_id: result for case_id, result in results.items() if isinstance(result, OkResult)}
     tables = {name: _read_table(folder, name, ok, cases) for name in TABLES}
-    requests, rounds = _with_units(folder, tables["requests"], tables["rounds"])
+    requests, rounds = _linked(folder, tables)
     return RunFrames(
         manifests=(manifest,),
         results={(manifest.run_id, case_id): result for case_id, result in results.items()},
@@ -127,8 +124,9 @@ def _concat(frames: list[pd.DataFrame]) -> pd.DataFrame:
     filled = [frame for frame in frames if len(frame)]
     if not filled:
         return frames[0]
-    plain = [frame.astype({c: object for c in frame.columns if frame[c].dtype == "category"}) for frame in filled]
-    return pd.concat(plain, ignore_index=True)
+    categories = [name for name in filled[0].columns if filled[0][name].dtype == "category"]
+    plain = [frame.astype(dict.fromkeys(categories, object)) for frame in filled]
+    return pd.concat(plain, ignore_index=True).astype(dict.fromkeys(categories, "category"))
 
 
 # --- the JSON side ---------------------------------------------------------------------------------------------------
@@ -319,6 +317,11 @@ def _read_parquet(path: Path, schema: pa.Schema) -> pa.Table:
     return table
 
 
+def without_context(table: pd.DataFrame) -> pd.DataFrame:
+    """The columns that differ from row to row: what is left to look at within one setting."""
+    return table.drop(columns=[name for name in CONTEXT_COLUMNS if name not in ("case_id", "block")])
+
+
 def _with_context(frame: pd.DataFrame, cases: pd.DataFrame) -> pd.DataFrame:
     """`frame` (which has `case_id`) with the columns that say what the case is, repeated strings as categories."""
     position = {case_id: index for index, case_id in enumerate(cases["case_id"])}
@@ -330,23 +333,46 @@ def _with_context(frame: pd.DataFrame, cases: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def _with_units(folder: Path, requests: pd.DataFrame, rounds: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Requests with `unit`, rounds with `unit` and `kind`; a round must belong to a finished request."""
-    key = ["case_id", "pass_name", "pass_index", "request_id"]
+def _linked(folder: Path, tables: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Requests and rounds with their links; a round must belong to a finished request and to a round of the batch."""
+    requests, steps = tables["requests"], tables["steps"]
     prompts = requests["prompt_id"].astype(object)
-    requests["unit"] = prompts.where(prompts != "", "request " + requests["request_id"].astype(str).astype(object))
-    twice = requests.duplicated(key)
-    if twice.any():
-        _damaged(folder, requests[twice].iloc[0], "requests.parquet", "twice")
-    lookup = requests[[*key, "unit", "kind"]].astype({"case_id": object})
-    joined = rounds[key].astype({"case_id": object}).merge(lookup, on=key, how="left")
-    if joined["unit"].isna().any():
-        _damaged(folder, joined[joined["unit"].isna()].iloc[0], "rounds.parquet", "that requests.parquet lacks")
-    rounds["unit"], rounds["kind"] = joined["unit"].to_numpy(), joined["kind"].to_numpy()
+    units = prompts.where(prompts != "", "request " + requests["request_id"].astype(str).astype(object))
+    requests = requests.assign(unit=pd.Categorical(units))
+    rounds = tables["rounds"]
+    request_row = _places(folder, requests, rounds, "requests", "request_id")
+    step_row = _places(folder, steps, rounds, "steps", "step")
+    rounds = rounds.assign(
+        request_row=_within_case(requests)[request_row],
+        step_row=_within_case(steps)[step_row],
+        verify_width=steps["verify_width"].to_numpy()[step_row],
+        unit=requests["unit"].array.take(request_row),
+        kind=pd.Categorical(requests["kind"]).take(request_row),
+    )
     return requests, rounds
 
 
-def _damaged(folder: Path, row: pd.Series, name: str, what: str) -> NoReturn:
-    path = folder / "cases" / str(row["case_id"]) / name
-    which = f"request {row['request_id']} of {row['pass_name']} pass {row['pass_index']}"
-    raise SchemaError(f"{path}: holds {which} {what}: damaged, run the case again")
+def _places(folder: Path, table: pd.DataFrame, rounds: pd.DataFrame, name: str, key: str) -> np.ndarray:
+    """For every round the row of `table` that it belongs to."""
+    keys = ["case_id", "pass_name", "pass_index", key]
+    lookup = table[keys].astype({"case_id": object})
+    twice = lookup.duplicated()
+    if twice.any():
+        _damaged(folder, lookup[twice].iloc[0], name, key, "is there twice")
+    lookup = lookup.assign(place=np.arange(len(lookup)))
+    joined = rounds[keys].astype({"case_id": object}).merge(lookup, on=keys, how="left")
+    lost = joined["place"].isna()
+    if lost.any():
+        _damaged(folder, joined[lost].iloc[0], name, key, "has rows in rounds.parquet and none here")
+    return joined["place"].to_numpy(dtype=np.int64)
+
+
+def _within_case(table: pd.DataFrame) -> np.ndarray:
+    return table.groupby("case_id", observed=True, sort=False).cumcount().to_numpy()
+
+
+def _damaged(folder: Path, row: pd.Series, name: str, key: str, what: str) -> NoReturn:
+    path = folder / "cases" / str(row["case_id"]) / f"{name}.parquet"
+    raise SchemaError(
+        f"{path}: {key} {row[key]} of {row['pass_name']} pass {row['pass_index']} {what}: damaged, run the case again"
+    )

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
 
-from ddbench.analysis.frames import RunFrames
-from ddbench.engine.stages import ROUND_STAGES
+from ddbench.analysis.frames import RunFrames, without_context
 from ddbench.records import OkResult
 from ddbench.spec import PART_FIELDS
 
 TPOT_TOLERANCE = 0.10  # host work between rounds belongs to no round
 TIME_TOLERANCE = 0.01  # stage clocks and round clocks are read apart
-
-PASS_KEY = ["pass_name", "pass_index"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,11 @@ class CaseRows:
     steps: pd.DataFrame
     stages: pd.DataFrame
     passes: pd.DataFrame
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Emitted tokens of every request."""
+        return self.requests["tokens"].map(len).to_numpy(dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +62,14 @@ class IdentityRow:
 
 
 def _tokens_add_up(case: CaseRows) -> Check | None:
-    lengths, emitted = case.requests["tokens"].map(len).to_numpy(dtype=np.int64), _per_request(case)["emitted"]
-    wrong = int((lengths != 1 + emitted).sum())
-    detail = f"{wrong} of {lengths.size} requests differ" if wrong else ""
-    return Check(wrong == 0, float(lengths.sum()), float(lengths.size + emitted.sum()), detail)
+    emitted = _per_request(case, case.rounds["num_emitted"])
+    wrong = int((case.lengths != 1 + emitted).sum())
+    detail = f"{wrong} of {emitted.size} requests differ" if wrong else ""
+    return Check(wrong == 0, float(case.lengths.sum()), float(emitted.size + emitted.sum()), detail)
 
 
 def _rounds_counted(case: CaseRows) -> Check | None:
-    counted = _per_request(case)["rounds"]
+    counted = _per_request(case)
     claimed = case.requests["num_rounds"].to_numpy(dtype=np.int64)
     wrong = int((claimed != counted).sum())
     return Check(wrong == 0, float(claimed.sum()), float(counted.sum()), f"{wrong} requests differ" if wrong else "")
@@ -76,8 +79,10 @@ def _emitted_is_accepted_plus_one(case: CaseRows) -> Check | None:
     rounds = case.rounds
     if rounds.empty:
         return None
-    last = rounds.groupby([*PASS_KEY, "request_id"], observed=True)["request_round"].transform("max")
-    is_last = (rounds["request_round"] == last).to_numpy(dtype=bool)
+    order, request = rounds["request_round"].to_numpy(dtype=np.int64), rounds["request_row"].to_numpy(dtype=np.int64)
+    last = np.zeros(len(case.requests), dtype=np.int64)
+    np.maximum.at(last, request, order)
+    is_last = order == last[request]
     committed = rounds["num_accepted"].to_numpy(dtype=np.int64) + 1
     emitted = rounds["num_emitted"].to_numpy(dtype=np.int64)
     holds = np.where(is_last, (emitted >= 1) & (emitted <= committed), emitted == committed)
@@ -90,7 +95,7 @@ def _pooled_length(case: CaseRows) -> Check | None:
     claimed = case.requests["num_rounds"].sum()
     if case.rounds.empty or claimed == 0:
         return None
-    left = float((case.requests["tokens"].map(len) - 1).sum() / claimed)
+    left = float((case.lengths - 1).sum() / claimed)
     right = float(case.rounds["num_emitted"].sum() / len(case.rounds))
     return Check(bool(np.isclose(left, right, rtol=1e-9)), left, right)
 
@@ -127,45 +132,43 @@ def _nodes_within_budget(case: CaseRows) -> Check | None:
 
 
 def _nodes_within_width(case: CaseRows) -> Check | None:
-    rows = case.rounds.merge(case.steps[[*PASS_KEY, "step", "verify_width"]], on=[*PASS_KEY, "step"], how="left")
-    if rows.empty:
+    if case.rounds.empty:
         return None
-    lost = int(rows["verify_width"].isna().sum())
-    over = int((rows["num_nodes"] + 1 > rows["verify_width"]).sum())
-    detail = f"{over} requests in rounds exceed it, {lost} have no round of the batch" if over or lost else ""
-    return Check(over == lost == 0, float(rows["num_nodes"].max() + 1), float(rows["verify_width"].max()), detail)
+    nodes, widths = case.rounds["num_nodes"].to_numpy(), case.rounds["verify_width"].to_numpy()
+    wrong = int((nodes + 1 > widths).sum())
+    detail = f"{wrong} requests in rounds exceed it" if wrong else ""
+    worst = int((nodes + 1 - widths).argmax())
+    return Check(wrong == 0, float(nodes[worst] + 1), float(widths[worst]), detail)
 
 
 def _batch_is_its_rows(case: CaseRows) -> Check | None:
     if case.steps.empty:
         return None
-    counts = case.rounds.groupby([*PASS_KEY, "step"], observed=True).size().rename("rows").reset_index()
-    steps = case.steps.merge(counts, on=[*PASS_KEY, "step"], how="left")
-    wrong = int((steps["batch_size"] != steps["rows"].fillna(0)).sum())
+    took_part = np.bincount(case.rounds["step_row"].to_numpy(dtype=np.int64), minlength=len(case.steps))
+    wrong = int((case.steps["batch_size"].to_numpy() != took_part).sum())
     detail = f"{wrong} rounds differ" if wrong else ""
     return Check(wrong == 0, float(case.steps["batch_size"].sum()), float(len(case.rounds)), detail)
 
 
 def _pass_totals(case: CaseRows) -> Check | None:
-    emitted = case.requests.assign(count=case.requests["tokens"].map(len))
-    counted = emitted.groupby(PASS_KEY, observed=True)["count"].sum().rename("counted").reset_index()
-    passes = case.passes.merge(counted, on=PASS_KEY, how="left").fillna({"counted": 0})
-    wrong = int((passes["num_emitted"] != passes["counted"]).sum())
+    claimed = dict(zip(_passes(case.passes), case.passes["num_emitted"].tolist(), strict=True))
+    counted = dict.fromkeys(claimed, 0)
+    for key, length in zip(_passes(case.requests), case.lengths.tolist(), strict=True):
+        counted[key] = counted.get(key, 0) + length
+    wrong = sum(counted[key] != claimed.get(key) for key in counted)
     detail = f"{wrong} passes differ" if wrong else ""
-    return Check(wrong == 0, float(passes["num_emitted"].sum()), float(passes["counted"].sum()), detail)
+    return Check(wrong == 0, float(sum(claimed.values())), float(sum(counted.values())), detail)
 
 
 def _times_in_order(case: CaseRows) -> Check | None:
-    requests = case.requests.merge(case.passes[[*PASS_KEY, "wall_ns"]], on=PASS_KEY, how="left")
-    in_order = (
-        (requests["admitted_ns"] >= 0)
-        & (requests["admitted_ns"] <= requests["first_token_ns"])
-        & (requests["first_token_ns"] <= requests["last_token_ns"])
-        & (requests["last_token_ns"] <= requests["wall_ns"])
+    walls = dict(zip(_passes(case.passes), case.passes["wall_ns"].tolist(), strict=True))
+    ends = np.array([walls.get(key, -1) for key in _passes(case.requests)], dtype=np.int64)
+    admitted, first, last = (
+        case.requests[name].to_numpy() for name in ("admitted_ns", "first_token_ns", "last_token_ns")
     )
-    wrong = int((~in_order).sum())
+    wrong = int((~((admitted >= 0) & (admitted <= first) & (first <= last) & (last <= ends))).sum())
     detail = f"{wrong} requests are out of order" if wrong else ""
-    return Check(wrong == 0, float(requests["last_token_ns"].max()), float(requests["wall_ns"].max()), detail)
+    return Check(wrong == 0, float(last.max(initial=0)), float(ends.max(initial=0)), detail)
 
 
 def _occupancy(case: CaseRows) -> Check | None:
@@ -179,7 +182,7 @@ def _occupancy(case: CaseRows) -> Check | None:
 
 def _tpot_is_round_over_length(case: CaseRows) -> Check | None:
     requests, steps = case.requests, case.steps
-    num_tokens = int((requests["tokens"].map(len) - 1).sum())
+    num_tokens = int((case.lengths - 1).sum())
     emitted = int(case.rounds["num_emitted"].sum())
     if case.result.case.workload.concurrency != 1 or steps.empty or num_tokens == 0 or emitted == 0:
         return None
@@ -190,15 +193,16 @@ def _tpot_is_round_over_length(case: CaseRows) -> Check | None:
 
 
 def _stages_within_round(case: CaseRows) -> Check | None:
-    stages = case.stages[case.stages["stage"].isin([str(stage) for stage in ROUND_STAGES]) & (case.stages["step"] >= 0)]
-    steps = case.steps[case.steps["pass_name"] == "attributed"]
+    stages = case.stages[(case.stages["step"] >= 0).to_numpy()]
+    steps = case.steps[(case.steps["pass_name"] == "attributed").to_numpy(dtype=bool)]
     if stages.empty or steps.empty:
         return None
-    inside = stages.groupby("step")["duration_ns"].sum()
-    around = (steps["end_ns"] - steps["start_ns"]).groupby(steps["step"]).sum()
-    both = pd.DataFrame({"inside": inside, "around": around})
-    wrong = int((~(both["inside"] <= both["around"] * (1 + TIME_TOLERANCE))).sum())
-    detail = f"{wrong} of {len(both)} rounds have more stage time than time, or one side only" if wrong else ""
+    places, durations = steps["step"].to_numpy(), (steps["end_ns"] - steps["start_ns"]).to_numpy(dtype=np.float64)
+    num_steps = 1 + max(int(places.max()), int(stages["step"].max()))
+    inside = np.bincount(stages["step"].to_numpy(), weights=stages["duration_ns"], minlength=num_steps)
+    around = np.bincount(places, weights=durations, minlength=num_steps)
+    wrong = int((inside > around * (1 + TIME_TOLERANCE)).sum())
+    detail = f"{wrong} of {len(steps)} rounds hold more stage time than time" if wrong else ""
     return Check(wrong == 0, float(inside.sum()), float(around.sum()), detail or "nanoseconds; the gap is host time")
 
 
@@ -210,12 +214,14 @@ def _path_is_what_was_asked(case: CaseRows) -> Check | None:
     return Check(not other, float(len(ran) - len(other)), float(len(ran)), "; ".join(other))
 
 
-def _per_request(case: CaseRows) -> pd.DataFrame:
-    """Emitted tokens and rounds of every request, aligned with `case.requests`."""
-    key = [*PASS_KEY, "request_id"]
-    sums = case.rounds.groupby(key, observed=True).agg(emitted=("num_emitted", "sum"), rounds=("num_emitted", "size"))
-    joined = case.requests[key].merge(sums.reset_index(), on=key, how="left")
-    return joined[["emitted", "rounds"]].fillna(0).astype(np.int64)
+def _per_request(case: CaseRows, weights: pd.Series | None = None) -> np.ndarray:
+    """Rounds of every request, or the sum of `weights` over them, aligned with `case.requests`."""
+    rows = case.rounds["request_row"].to_numpy(dtype=np.int64)
+    return np.bincount(rows, weights=weights, minlength=len(case.requests)).astype(np.int64)
+
+
+def _passes(table: pd.DataFrame) -> list[tuple[str, int]]:
+    return list(zip(table["pass_name"], table["pass_index"], strict=True))
 
 
 # identity -> (what it says, how it is checked)
@@ -252,14 +258,16 @@ def check_identities(frames: RunFrames) -> tuple[IdentityRow, ...]:
     names = ("requests", "rounds", "steps", "stages", "passes")
     tables = {name: getattr(frames, name) for name in names}
     groups = {name: _indices(table) for name, table in tables.items()}
+    tables = {name: without_context(table) for name, table in tables.items()}
     rows = []
     for case in frames.cases[frames.cases["status"] == "ok"].itertuples():
         key = (case.run, case.case_id)
         result = frames.results[key]
         assert isinstance(result, OkResult), "the cases frame says ok"
         own = {name: tables[name].take(groups[name].get(key, np.array([], dtype=np.int64))) for name in names}
+        rows_of_case = CaseRows(result=result, **own)
         for identity, (_, check) in IDENTITIES.items():
-            found = check(CaseRows(result=result, **own))
+            found = check(rows_of_case)
             if found is not None:
                 sides = (found.is_ok, found.left, found.right, found.detail)
                 rows.append(IdentityRow(case.run, case.case_id, case.label, identity, *sides))

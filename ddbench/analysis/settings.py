@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from ddbench.analysis.frames import RunFrames
+from ddbench.analysis.frames import RunFrames, without_context
 from ddbench.records import NotMeasured, OkResult
-from ddbench.spec import UNUSED, EngineSpec, WorkloadSpec
+from ddbench.spec import ARMS, UNUSED, EngineSpec, WorkloadSpec
 
 # A speedup compares two arms that agree in all of these (and in the whole workload).
 SAME_FOR_SPEEDUP: tuple[str, ...] = (
@@ -68,7 +68,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Study:
-    """Every setting, in the order of the plan."""
+    """Every setting, in reading order: by run, concurrency, arm, budget."""
 
     settings: tuple[Setting, ...]
 
@@ -110,11 +110,20 @@ def study_of(frames: RunFrames) -> Study:
     attributed = {f"attributed_{name}": _only(getattr(frames, name), "attributed") for name in ("steps", "passes")}
     tables = {**clean, **attributed, "stages": frames.stages}
     parts = {name: _split(table) for name, table in tables.items()}
+    tables = {name: without_context(table) for name, table in tables.items()}
     settings = []
     for key, cases in frames.cases.groupby("setting", sort=False, observed=True):
         rows = {name: parts[name].get(str(key), tables[name].iloc[:0]) for name in tables}
         settings.append(_setting(str(key), frames, cases, rows))
-    return Study(settings=tuple(settings))
+    runs = [manifest.run_id for manifest in frames.manifests]
+    return Study(settings=tuple(sorted(settings, key=lambda s: (runs.index(s.run), *_reading_order(s)))))
+
+
+def _reading_order(setting: Setting) -> tuple[int, int, int, int, str]:
+    """Baselines first, narrow trees before wide ones; a run's own order is shuffled."""
+    engine = setting.engine
+    place = list(ARMS).index(setting.arm)
+    return (setting.concurrency, place, engine.node_budget, engine.block_size or 0, setting.label)
 
 
 def _only(table: pd.DataFrame, pass_name: str) -> pd.DataFrame:
@@ -123,7 +132,8 @@ def _only(table: pd.DataFrame, pass_name: str) -> pd.DataFrame:
 
 def _split(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     groups = table.groupby("setting", sort=False, observed=True).indices
-    return {str(key): table.take(rows) for key, rows in groups.items()}
+    lean = without_context(table)
+    return {str(key): lean.take(rows) for key, rows in groups.items()}
 
 
 def _setting(key: str, frames: RunFrames, cases: pd.DataFrame, rows: dict[str, pd.DataFrame]) -> Setting:

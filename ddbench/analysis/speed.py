@@ -14,29 +14,36 @@ from ddbench.analysis.values import MILLISECOND, Compute, missing
 from ddbench.records import NotMeasured
 
 
-def tpot_by_unit(setting: Setting, blocks: frozenset[int] | None = None) -> pd.Series:
+def _medians(values: np.ndarray, units: np.ndarray) -> dict[str, float]:
+    """One value per unit: the median of its values."""
+    found: dict[str, list[float]] = {}
+    for unit, value in zip(units.tolist(), values.tolist(), strict=True):
+        found.setdefault(unit, []).append(value)
+    return {unit: own[0] if len(own) == 1 else float(np.median(own)) for unit, own in found.items()}
+
+
+def tpot_by_unit(setting: Setting, blocks: frozenset[int] | None = None) -> dict[str, float]:
     """Milliseconds per token after the first, one value per prompt (repeats of a prompt: their median)."""
     requests = setting.requests
     if blocks is not None and blocks != setting.blocks:
         requests = requests[requests["block"].isin(blocks)]
-    num_tokens = requests["tokens"].map(len).to_numpy(dtype=np.int64)
-    spans = (requests["last_token_ns"] - requests["first_token_ns"]).to_numpy(dtype=np.float64)
+    num_tokens = np.array([len(tokens) for tokens in requests["tokens"]], dtype=np.int64)
+    spans = requests["last_token_ns"].to_numpy(dtype=np.float64) - requests["first_token_ns"].to_numpy()
     can_tell = num_tokens >= 2
-    values = spans[can_tell] / (num_tokens[can_tell] - 1) / MILLISECOND
-    return pd.Series(values).groupby(requests["unit"].to_numpy()[can_tell], sort=False).median()
+    return _medians(spans[can_tell] / (num_tokens[can_tell] - 1) / MILLISECOND, requests["unit"].to_numpy()[can_tell])
 
 
 def tpot(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
     values = tpot_by_unit(setting)
-    if values.empty:
+    if not values:
         return missing("no request emitted two tokens: the time per token needs two")
-    return stats.median(values.to_numpy())
+    return stats.median(list(values.values()))
 
 
 def ttft(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
     requests = setting.requests
-    waits = (requests["first_token_ns"] - requests["admitted_ns"]) / MILLISECOND
-    return stats.median(waits.groupby(requests["unit"].to_numpy(), sort=False).median().to_numpy())
+    waits = requests["first_token_ns"].to_numpy(dtype=np.float64) - requests["admitted_ns"].to_numpy()
+    return stats.median(list(_medians(waits / MILLISECOND, requests["unit"].to_numpy()).values()))
 
 
 def output_rate(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
@@ -49,16 +56,24 @@ def output_rate(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
 
 def round_time(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
     steps = setting.steps
-    durations = (steps["end_ns"] - steps["start_ns"]).to_numpy(dtype=np.float64) / MILLISECOND
-    return stats.median(durations, _segments(steps, max(1, setting.requests["unit"].nunique())))
+    durations = steps["end_ns"].to_numpy(dtype=np.float64) - steps["start_ns"].to_numpy()
+    return stats.median(durations / MILLISECOND, _segments(setting))
 
 
-def _segments(steps: pd.DataFrame, num_segments: int) -> np.ndarray:
-    """Cuts the rounds of every pass into `num_segments` contiguous runs: neighbours share context length and clocks."""
-    passes = steps.groupby(["case_id", "pass_index"], sort=False, observed=True)
-    pass_number = passes.ngroup().to_numpy()
-    place = passes.cumcount().to_numpy() * num_segments // np.maximum(passes["step"].transform("size").to_numpy(), 1)
-    return pass_number * num_segments + place
+def _segments(setting: Setting) -> np.ndarray:
+    """Cuts the rounds of every pass into as many contiguous runs as there are prompts: [num steps] run numbers.
+
+    Neighbouring rounds share context lengths and clocks, so they are resampled together.
+    """
+    steps = setting.steps
+    num_segments = max(1, setting.requests["unit"].nunique())
+    case_codes, _ = pd.factorize(steps["case_id"])
+    passes = case_codes * (int(steps["pass_index"].max()) + 1) + steps["pass_index"].to_numpy()
+    _, pass_number, sizes = np.unique(passes, return_inverse=True, return_counts=True)
+    order = np.lexsort((steps["step"].to_numpy(), pass_number))
+    place = np.empty(len(steps), dtype=np.int64)
+    place[order] = np.arange(len(steps)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return pass_number * num_segments + place * num_segments // sizes[pass_number]
 
 
 def speedup(arm: str) -> Compute:
@@ -75,18 +90,18 @@ def tpot_ratio(base: Setting, setting: Setting) -> stats.Summary | NotMeasured:
     if not blocks:
         return missing(f"no interleaved repeat holds both this case and {base.label}")
     theirs, ours = tpot_by_unit(base, blocks), tpot_by_unit(setting, blocks)
-    shared = [unit for unit in ours.index if unit in theirs.index]
+    shared = [unit for unit in ours if unit in theirs]
     if not shared:
         return missing(f"no prompt has a time per token both here and in {base.label}")
-    if min(theirs[shared].min(), ours[shared].min()) <= 0:
+    if min(min(theirs[unit], ours[unit]) for unit in shared) <= 0:
         return missing("a prompt's time per token is not positive: the clock is too coarse or broken")
-    return stats.paired_ratio_of_medians(theirs[shared].to_numpy(), ours[shared].to_numpy())
+    return stats.paired_ratio_of_medians([theirs[unit] for unit in shared], [ours[unit] for unit in shared])
 
 
 def mean_batch_size(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
     steps = setting.steps
-    segments = _segments(steps, max(1, setting.requests["unit"].nunique()))
-    return stats.ratio_of_sums(*acceptance.unit_sums(steps.assign(unit=segments), "batch_size", ""))
+    rows = pd.DataFrame({"unit": _segments(setting), "batch_size": steps["batch_size"].to_numpy()})
+    return stats.ratio_of_sums(*acceptance.unit_sums(rows, "batch_size", ""))
 
 
 def peak_memory(setting: Setting, study: Study) -> stats.Summary | NotMeasured:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -17,7 +18,7 @@ NUM_RESAMPLES = 1000
 FEWEST_UNITS = 3  # below: no interval at all
 FEW_UNITS = 8  # below: the interval is shown, and said to be too narrow
 _SEED = 20_250_101
-_MAX_GRID = 1024
+_MAX_GRID = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +32,15 @@ class Summary:
     note: str = ""
 
 
+@lru_cache(maxsize=16)
 def resample_counts(num_units: int, num_resamples: int = NUM_RESAMPLES) -> np.ndarray:
-    """How often each unit is drawn in each resample. The same for the same number of units, so arms stay paired."""
+    """How often each unit is drawn in each resample: [R, U], read-only; the same for the same arguments."""
     draws = np.random.default_rng((_SEED, num_units)).integers(0, num_units, (num_resamples, num_units))
     flat = draws + num_units * np.arange(num_resamples)[:, None]
     counts = np.bincount(flat.ravel(), minlength=num_resamples * num_units)
-    return counts.reshape(num_resamples, num_units).astype(np.float64)  # [R, U]
+    table = counts.reshape(num_resamples, num_units).astype(np.float64)
+    table.flags.writeable = False
+    return table
 
 
 def ratio_of_sums(numerators: Sequence[float] | np.ndarray, denominators: Sequence[float] | np.ndarray) -> Summary:

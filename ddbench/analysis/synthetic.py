@@ -268,10 +268,7 @@ class _Simulation:
 
     def run(self, rows: dict[str, list[tuple[Any, ...]]]) -> tuple[int, int]:
         workload = self.case.workload
-        lengths = self.rng.integers(
-            workload.max_new_tokens // 2 + 1, workload.max_new_tokens + 1, workload.num_requests
-        )
-        waiting = [_Request(index, int(length), self._quality(index)) for index, length in enumerate(lengths)]
+        waiting = [_Request(index, answer, self._quality(index)) for index, answer in enumerate(self.answers)]
         running: list[_Request] = []
         done: list[_Request] = []
         step = 0

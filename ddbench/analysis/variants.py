@@ -23,7 +23,7 @@ class Variant:
 
 
 def variants_of(study: Study, manifests: Sequence[Manifest]) -> tuple[Variant, ...]:
-    """Every variant of every run, in the order of the plan."""
+    """Every variant of every run, in reading order."""
     experiments = {manifest.run_id: manifest.experiment for manifest in manifests}
     found = []
     for setting in study.settings:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from ddbench.engine.batch import Batch
-from ddbench.engine.types import CaseFacts, Part, Setting
+from ddbench.engine.types import CaseFacts, Part, Request, Setting
 from ddbench.errors import UserError
 
 _NO_CANDIDATE = -torch.inf
@@ -55,9 +55,9 @@ class RandomDraft(DFlashDraft):
         super().__init__(setting)
         self._seed = setting.facts.spec.seed
         self._generator = setting.generator()
-        self.reset()
+        self.begin(())
 
-    def reset(self) -> None:
+    def begin(self, requests: Sequence[Request]) -> None:
         self._generator.manual_seed(self._seed)
 
     def __call__(self, batch: Batch) -> torch.Tensor:
@@ -92,9 +92,15 @@ class OracleDraft(DFlashDraft):
             )
             for i in ids
         ]  # fmt: skip
+        self._known = frozenset(ids)
         self._request_ids = torch.tensor(ids, device=setting.device)  # [R]
         self._token_ids = torch.stack([row[0] for row in rows]).to(setting.device)  # [R, T, L, K] int64
         self._logits = torch.stack([row[1] for row in rows]).to(setting.device)  # [R, T, L, K] float32
+
+    def begin(self, requests: Sequence[Request]) -> None:
+        unknown = {request.request_id for request in requests}.difference(self._known)
+        if unknown:
+            raise UserError(f"draft 'oracle' was given no continuation of request {min(unknown)}")
 
     def __call__(self, batch: Batch) -> torch.Tensor:
         logits = super().__call__(batch)

@@ -37,7 +37,7 @@ def setting_of(
 ) -> Setting:
     """What the parts of an engine for these models are built from."""
     facts = CaseFacts(spec, models.target.shape, models.drafter.shape)
-    return Setting(facts, models, continuations, tuple(oracle_quality))
+    return Setting(facts, models, continuations, tuple(oracle_quality) or spec.oracle_quality)
 
 
 class Engine:
@@ -49,7 +49,7 @@ class Engine:
         models: Models,
         *,
         continuations: Mapping[int, Sequence[int]] | None = None,  # request id -> true output, for oracle drafts
-        oracle_quality: Sequence[float] = (),  # per drafted position, how often the oracle's first choice is true
+        oracle_quality: Sequence[float] = (),  # per drafted position; empty: as in the spec
         parts: Parts | None = None,  # in place of those that the spec names
         debug: bool = False,  # check the invariants around every round (slow)
     ) -> None:
@@ -62,7 +62,7 @@ class Engine:
         self._dtype = models.target.embedding.weight.dtype
         if isinstance(self.parts, SpeculativeParts):
             self._block_size = self.setting.facts.block_size
-            self._round = partial(run_round, models, self.parts)
+            self._round = partial(run_round, models, invariants.watched(self.parts) if debug else self.parts)
         else:
             self._block_size = 1
             self._round = partial(run_step, models, self.parts)
@@ -74,7 +74,7 @@ class Engine:
         for field in PARTS:
             part = getattr(self.parts, field, None)
             if part is not None:
-                part.reset()
+                part.begin(requests)
                 probe.path_used(field, _name_of(field, part))
         scheduler = Scheduler(requests, concurrency)
         batch = self.new_batch(requests, scheduler.capacity)
@@ -144,7 +144,7 @@ class Engine:
         self.materialize_prompts(batch, probe)
         if self.debug:
             invariants.check_state(batch)
-            invariants.mark_unread_rows(batch)
+            invariants.mark_unread_rows(batch, (*batch.caches.target, *batch.caches.draft))
         report = self.parts.executor(self._round, batch, probe)
         request_ids = tuple(running.request.request_id for running in batch.running)
         result = outcome.unpack(report, request_ids, self.parts.verify_width)

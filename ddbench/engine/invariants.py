@@ -2,27 +2,48 @@
 
 I1 the draft cache holds exactly the rows below the anchor. I2 features exist for the kept rows only. I3 the same for
 the target cache. I4 a round commits between 1 and P rows. I5 is the draft's by construction: right of the anchor there
-is nothing but mask tokens. Before a round every cache row that nobody may read is filled with a mark: a round that
-reads one computes something else, and one that fails to write a row below the new anchor leaves the mark standing.
+is nothing but mask tokens. Cache rows that nobody may read are filled with a mark: a round that reads one computes
+something else, and one that fails to write a row below the new anchor leaves the mark standing.
 Slow, and full of host reads. Letters: B batch rows, S cache rows, P = draft horizon + 1.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 import torch
 
 from ddbench.engine.batch import Batch
+from ddbench.engine.parts import Draft, SpeculativeParts
 from ddbench.engine.types import RoundOutcome
 
 _MARK = 8192.0  # finite in every dtype, and far from what a norm or a projection produces
 
 
-def mark_unread_rows(batch: Batch) -> None:
-    """Fill every cache row at or beyond its request's anchor."""
+def mark_unread_rows(batch: Batch, caches: Iterable[torch.Tensor]) -> None:
+    """Fill every row of `caches` at or beyond its request's anchor."""
     assert int(batch.lengths.max()) <= batch.context_bound, f"lengths {batch.lengths.tolist()}, {batch.context_bound}"
     unread = torch.arange(batch.num_rows, device=batch.device) >= batch.lengths[:, None]  # [B, S]
-    for cache in (*batch.caches.target, *batch.caches.draft):
+    for cache in caches:
         cache[:, unread] = _MARK
+
+
+class MarkingDraft:
+    """A draft after which the draft cache is marked again: the block's own K/V, which is scratch, hides the marks."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+
+    def __call__(self, batch: Batch) -> torch.Tensor:
+        logits = self._draft(batch)
+        mark_unread_rows(batch, batch.caches.draft)
+        return logits
+
+
+def watched(parts: SpeculativeParts) -> SpeculativeParts:
+    """The same parts, arranged so that `check_state` notices draft cache rows that a round did not materialize."""
+    return replace(parts, draft=MarkingDraft(parts.draft))
 
 
 def check_state(batch: Batch) -> None:

@@ -5,21 +5,18 @@ Thin adapters over `kernels/materialize_kv.py`, which describes what the impleme
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from collections.abc import Callable
+from typing import ClassVar
 
 from ddbench.engine.kv_cache import CacheView
 from ddbench.engine.types import CommittedRows, Part, Setting
 from ddbench.kernels import materialize_kv
 
 
-class _Kernel(Protocol):
-    def __call__(self, *tensors: object, position_bound: int | None) -> None: ...
-
-
 class Materializer(Part):
     """Base: holds the drafter's weights as the kernels want them."""
 
-    kernel: ClassVar[_Kernel]
+    kernel: ClassVar[Callable[..., None]]
 
     def __init__(self, setting: Setting) -> None:
         self._weights = setting.models.drafter.materialize_weights()

@@ -8,22 +8,25 @@ Letters: B batch rows, N tree node slots, P = draft horizon + 1, V vocabulary.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
 import torch
 
 from ddbench.engine.batch import Batch
-from ddbench.engine.types import Accepted, DraftTree, Part, Setting
+from ddbench.engine.types import Accepted, DraftTree, Part, Request, Setting
 from ddbench.kernels.accept_walk import accept_walk, sample_posterior, truncate
 
 
-class Sampler(Part):
+class Sampler(Part, ABC):
     """Base: walk and cut; a rule for sampling says what the target's tokens are."""
 
     def __init__(self, setting: Setting) -> None:
         self._horizon = setting.facts.block_size - 1
 
+    @abstractmethod
     def choose(self, logits: torch.Tensor) -> torch.Tensor:
         """The target's tokens for logits [B, N, V] -> [B, N] int64."""
-        raise NotImplementedError
 
     def posterior(self, tree: DraftTree, logits: torch.Tensor) -> torch.Tensor:
         """[B, N] the target's token after every node."""
@@ -60,9 +63,9 @@ class StochasticSampler(Sampler):
         self._temperature = setting.facts.spec.temperature
         self._seed = setting.facts.spec.seed
         self._generator = setting.generator()
-        self.reset()
+        self.begin(())
 
-    def reset(self) -> None:
+    def begin(self, requests: Sequence[Request]) -> None:
         self._generator.manual_seed(self._seed)
 
     def choose(self, logits: torch.Tensor) -> torch.Tensor:

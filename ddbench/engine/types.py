@@ -128,7 +128,7 @@ class Setting:
 
 
 class Part:
-    """Base of every entry of a part table: says whether it can serve a case, is built once, forgets at each run."""
+    """Base of every entry of a part table: says whether it can serve a case, is built once, starts anew at each run."""
 
     @staticmethod
     def supports(facts: CaseFacts) -> str | None:
@@ -138,5 +138,5 @@ class Part:
     def __init__(self, setting: Setting) -> None:
         """Keep what the part needs of `setting`."""
 
-    def reset(self) -> None:
-        """Return to the state after construction, so that a run repeats exactly."""
+    def begin(self, requests: Sequence[Request]) -> None:
+        """A run begins: refuse requests that cannot be served, and forget earlier runs, so that runs repeat."""

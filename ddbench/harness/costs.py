@@ -1,4 +1,4 @@
-"""Fewest bytes and flops of each stage of a typical round, from the shapes alone: the floor that a roofline is read from.
+"""Fewest bytes and flops of each stage of a typical round, from the shapes alone: the floor of every roofline.
 
 Pure arithmetic on `models/shapes.py`; no tensors. What is counted as bytes: every weight that the stage needs, once;
 context rows, once per request however many nodes attend to them; new cache rows, once; logits, once, in fp32. What is

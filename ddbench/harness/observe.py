@@ -161,7 +161,7 @@ def count(rows: PassRows) -> dict[str, int]:
 def typical_round(rows: PassRows, block: int) -> TypicalRound:
     """Means over the rounds of a pass that has rounds."""
     contexts: dict[int, int] = {r.request_id: r.num_prompt_tokens for r in rows.requests}
-    total = defaultdict(int)
+    total: defaultdict[str, int] = defaultdict(int)
     for r in rows.rounds:
         total["context"] += contexts[r.request_id]
         total["committed"] += r.num_emitted

@@ -61,6 +61,10 @@ def engine_capabilities() -> Capabilities:
 
     def reason_against(spec: EngineSpec) -> str | None:
         folder = checkpoint_folder(spec.target)
+        if folder is None and spec.drafter is not None:
+            raise UserError(
+                f"drafter '{spec.drafter}': target '{spec.target}' has random weights, no drafter fits them"
+            )
         if folder is None:
             return supports(spec, TARGETS[spec.target], DRAFTERS.get(spec.target))
         target, drafter = read_shapes(folder)

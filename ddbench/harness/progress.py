@@ -1,4 +1,4 @@
-"""What a person sees while a sweep runs: a bar with an estimate on a terminal, plain lines elsewhere; a row per case."""
+"""What a person sees while a sweep runs: a bar and an estimate on a terminal, plain lines elsewhere; a row per case."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 import psutil
 
@@ -73,6 +73,7 @@ def run_case(run: RunFolder, job: Job, on_phase: Callable[[str], None], command:
 
 
 def _failure(ending: Ending, case_id: str, case: Case, started_at: str) -> FailedResult:
+    outcome: Literal["timeout", "crash"]
     if ending.exit_code is None:
         outcome, reason = (
             "timeout",
@@ -115,7 +116,9 @@ def supervise(command: Sequence[str], timeout_s: float, on_phase: Callable[[str]
     )
     phases: queue.SimpleQueue[str] = queue.SimpleQueue()
     tail: deque[str] = deque(maxlen=TAIL_LINES)
-    assert child.stdout is not None and child.stderr is not None and child.stdin is not None
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stderr is not None
     readers = [
         threading.Thread(target=_read_phases, args=(child.stdout, phases, tail), daemon=True),
         threading.Thread(target=_read_log, args=(child.stderr, tail), daemon=True),

@@ -91,21 +91,23 @@ def _axes_table() -> Table:
     return table
 
 
-def show_plan(console: Console, plan: Plan) -> None:
-    """Cases in execution order, then what is skipped and why."""
+def show_plan(console: Console, plan: Plan, with_cases: bool) -> None:
+    """The question, the cases in execution order where they are wanted, and what is skipped and why."""
     experiment, engine = plan.experiment, plan.experiment.engine
     console.print(Text(f"{experiment.name}: {experiment.question}", style="bold"), soft_wrap=True)
     facts = f"target {engine.target}, device {engine.device}, {engine.dtype}, order seed {experiment.seed}"
     console.print(Text(f"{len(plan.cases)} cases, {len(plan.skipped)} skipped; {facts}"), soft_wrap=True)
-    table = _table("Cases in the order in which they run", "#", "block", "case")
-    for number, case in enumerate(plan.cases, start=1):
-        _row(table, number, case.block, case.label)
-    console.print(table)
-    if plan.skipped:
-        table = _table("Skipped", "case", "why")
-        for skipped in plan.skipped:
-            _row(table, skipped.label, skipped.reason)
+    if with_cases:
+        table = _table("Cases in the order in which they run", "#", "block", "case")
+        for number, case in enumerate(plan.cases, start=1):
+            _row(table, number, case.block, case.label)
         console.print(table)
+    labels: dict[str, list[str]] = {}
+    for skipped in plan.skipped:
+        labels.setdefault(skipped.reason, []).append(skipped.label)
+    for reason, cases in labels.items():
+        text = Text("skipped ", style=_STATUS_COLOURS["skipped"])
+        console.print(text.append(f"{', '.join(cases)}: {reason}", style="default"), soft_wrap=True)
 
 
 def show_checks(console: Console, rows: Iterable[Row]) -> list[Row]:
@@ -119,6 +121,8 @@ def show_checks(console: Console, rows: Iterable[Row]) -> list[Row]:
                 Text(row.status, style=_STATUS_COLOURS[row.status]), row.suite, Text(row.subject), Text(row.detail)
             )
             live.refresh()
+    if not console.is_terminal:
+        console.print()
     counts = {status: sum(row.status == status for row in seen) for status in _STATUS_COLOURS}
     console.print(", ".join(f"{count} {status}" for status, count in counts.items() if count) or "nothing to check")
     return seen

@@ -187,7 +187,8 @@ def execute(
 
 
 def _what_is_done(run: RunFolder, missing: Sequence[str]) -> tuple[Tally, dict[str, str]]:
-    tally, references = Tally(), {}
+    tally = Tally()
+    references: dict[str, str] = {}
     for one in run.manifest.case_ids:
         if one not in missing:
             result = run.result(one)

@@ -1,4 +1,4 @@
-"""From a WorkloadSpec to requests: seeded choice of prompts, token ids, lengths; warm-up prompts apart from measured ones.
+"""From a WorkloadSpec to requests: seeded choice of prompts, token ids, lengths; warm-up prompts apart from the rest.
 
 Stands between the plan and the engine, inside the case's process. `held-out` takes the prompts that come with the
 target's checkpoint, the kinds in turn; `random` draws token ids, for targets that have no text of their own.
@@ -60,7 +60,8 @@ def build_workload(spec: WorkloadSpec, shape: TargetShape, folder: Path | None, 
     if len(prompts) < wanted:
         raise UserError(
             f"the workload needs {wanted} prompts ({spec.num_requests} measured, {num_warmup} to warm up), "
-            f"the target has {len(prompts)} held-out ones of the wanted kinds: lower num_requests or num_warmup_requests"
+            f"the target has {len(prompts)} held-out ones of the wanted kinds: "
+            "lower num_requests or num_warmup_requests"
         )
     stops = () if spec.ignore_stop else shape.stop_token_ids
     requests = tuple(

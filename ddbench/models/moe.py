@@ -94,7 +94,8 @@ class MoE(nn.Module):
         """
         assert not self.experts.is_packed, "the wide form needs float experts"
         flat = x.flatten(0, -2)
-        ids, chosen = self.route(flat)
+        with torch.autocast(x.device.type, enabled=False):  # bf16 scores would choose other experts than inference
+            ids, chosen = self.route(flat.float())
         gate_up, down = self.experts.gate_up, self.experts.down
         if fake_quantize:
             gate_up, down = (int4.fake_quantize(w, self.shape.group_size) for w in (gate_up, down))

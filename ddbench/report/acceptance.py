@@ -44,17 +44,20 @@ def acceptance(evidence: Evidence) -> Section | Skipped:
         return Skipped("acceptance", "Acceptance", "no measured case drafts anything")
     lowest = min(s.concurrency for s in drafting)
     shown = [s for s in drafting if s.concurrency == lowest]
-    tables = [_metric_table(evidence, drafting, LENGTH_METRICS, "Lengths")]
-    tables += [_depth_table(evidence, shown), *_kind_tables(evidence, shown)]
+    others = [s for s in drafting if s.concurrency != lowest]
+    main = [s for s in evidence.arms_at(lowest) if s in shown] or shown
+    tables = [_metric_table(evidence, shown, LENGTH_METRICS, f"Lengths at concurrency {lowest}")]
+    tables += [_depth_table(evidence, main), *_kind_tables(evidence, main)]
     tables.append(_metric_table(evidence, drafting, SHAPE_METRICS, "Trees and batches", is_folded=True))
     intro = (
         "tau counts what reached the output per round, the bonus token included and the prefill token not. Pooled tau "
         "is what throughput follows; macro tau is what papers report; they differ.",
     )
-    notes = ()
-    if len({s.concurrency for s in drafting}) > 1:
-        notes = (f"Drawings and depth table show concurrency {lowest}.",)
-    figures = (_histograms(evidence, shown), _depth_curves(evidence, shown))
+    notes: tuple[str, ...] = ()
+    if others:
+        tables.append(_metric_table(evidence, others, LENGTH_METRICS, "Lengths at other concurrencies", is_folded=True))
+        notes = (f"What is drawn and split up here was run at concurrency {lowest}.",)
+    figures = (_histograms(evidence, main), _depth_curves(evidence, main))
     return Section("acceptance", "Acceptance", intro, tables=tuple(tables), figures=figures, notes=notes)
 
 
@@ -62,11 +65,14 @@ def _metric_table(
     evidence: Evidence, settings: Sequence[Setting], names: Sequence[str], title: str, is_folded: bool = False
 ) -> Table:
     metrics = cells.metrics_named(names)
+    is_mixed = len({s.concurrency for s in settings}) > 1
     rows = []
     for setting in settings:
         values = [cells.value_cell(evidence.value(setting, metric.name), where(setting)) for metric in metrics]
-        rows.append((label_cell(evidence, setting), cells.count_cell(setting.concurrency), *values))
-    columns = (Column("Arm", is_number=False), Column("c", tip="concurrency"), *map(cells.metric_column, metrics))
+        concurrency = [cells.count_cell(setting.concurrency)] if is_mixed else []
+        rows.append((label_cell(evidence, setting), *concurrency, *values))
+    concurrency_column = [Column("c", tip="concurrency")] if is_mixed else []
+    columns = (Column("Arm", is_number=False), *concurrency_column, *map(cells.metric_column, metrics))
     return cells.with_notes(Table(title, columns, tuple(rows), is_folded=is_folded))
 
 
@@ -80,7 +86,7 @@ def _depth_table(evidence: Evidence, settings: Sequence[Setting]) -> Table:
         shares = [_depth_cell(depths[d]) if d < len(depths) else _unreached(d + 1) for d in range(deepest)]
         rows.append((label_cell(evidence, setting), *shares))
     tip = "P(accepted >= d | accepted >= d - 1)"
-    columns = (Column("Arm", is_number=False), *(Column(f"d={d + 1}", tip=tip) for d in range(deepest)))
+    columns = (Column("Arm", is_number=False), *(Column(f"d={d + 1}", "%", tip) for d in range(deepest)))
     return cells.with_notes(Table("Conditional acceptance by depth", columns, tuple(rows)))
 
 
@@ -134,19 +140,17 @@ def _shares(setting: Setting) -> np.ndarray:
 def _depth_curves(evidence: Evidence, settings: Sequence[Setting]) -> Figure:
     drawn = settings[:MAX_PANELS]
     series = []
-    for setting in drawn:
+    for setting, color in zip(drawn, plots.series_colors([s.arm for s in drawn]), strict=True):
         depths = counts.by_depth(setting)
         places = tuple(float(d + 1) for d in range(len(depths)))
         lows, highs = tuple(d.low for d in depths), tuple(d.high for d in depths)
-        series.append(plots.Series(evidence.name(setting), places, tuple(d.value for d in depths), lows, highs))
+        series.append(plots.Series(evidence.name(setting), color, places, tuple(d.value for d in depths), lows, highs))
     deepest = max((len(line.x) for line in series), default=0)
     ticks = [float(d) for d in range(1, deepest + 1, max(1, deepest // 10))]
-    svg = plots.lines(series, "depth d", "P(accepted >= d | accepted >= d - 1)", ticks=ticks)
-    legend = tuple(
-        LegendEntry(line.label, plots.PALETTE[index % len(plots.PALETTE)]) for index, line in enumerate(series)
-    )
+    svg = plots.lines(series, "depth d", "share", ticks=ticks, is_wide=True)
+    legend = tuple(LegendEntry(line.label, line.color) for line in series)
     caption = "Of the rounds that accepted d - 1 tokens, the share that accepted the d-th as well." + _cut(settings)
-    return Figure("Acceptance by depth", caption, (Panel("depth", "", svg),), legend)
+    return Figure("Acceptance by depth", caption, (Panel("depth", "", svg, is_wide=True),), legend)
 
 
 def _cut(settings: Sequence[Setting]) -> str:

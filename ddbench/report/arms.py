@@ -8,7 +8,7 @@ from ddbench.analysis.metrics import METRICS
 from ddbench.analysis.settings import Setting
 from ddbench.analysis.values import Estimate
 from ddbench.report import cells, plots
-from ddbench.report.document import Cell, Column, Figure, LegendEntry, Panel, Section, Skipped, Table
+from ddbench.report.document import Cell, Column, Figure, LegendEntry, Panel, Section, Skipped, Table, Tone
 from ddbench.report.evidence import Evidence
 
 ARM_METRICS: tuple[str, ...] = (
@@ -22,6 +22,7 @@ ARM_METRICS: tuple[str, ...] = (
     "speedup_vs_chain",
 )
 MARKED_METRICS: tuple[str, ...] = ("output_tok_per_s", "tpot_ms", "speedup_vs_ar", "speedup_vs_chain")
+MINOR_METRICS: tuple[str, ...] = ("ttft_ms", "round_ms", "acceptance_length_macro")
 MAX_ROWS_DRAWN = 16  # per panel; the tables hold everything
 
 
@@ -52,7 +53,8 @@ def _arms_table(evidence: Evidence, concurrency: int) -> Table:
         tpot = evidence.value(setting, "tpot_ms")
         n = cells.count_cell(tpot.n) if isinstance(tpot, Estimate) else cells.missing_cell(setting.reason or "no TPOT")
         rows.append((label_cell(evidence, setting), *values, n))
-    columns = (Column("Arm", is_number=False), *map(cells.metric_column, metrics), Column("n", tip="prompts"))
+    measured = (cells.metric_column(metric, metric.name in MINOR_METRICS) for metric in metrics)
+    columns = (Column("Arm", is_number=False), *measured, Column("n", tip="prompts"))
     table = Table(f"Concurrency {concurrency}", columns, tuple(rows), is_headline=True)
     return cells.with_notes(table)
 
@@ -60,8 +62,10 @@ def _arms_table(evidence: Evidence, concurrency: int) -> Table:
 def _arm_cell(evidence: Evidence, setting: Setting, metric: str, best_key: str | None) -> Cell:
     if setting.is_ok and metric == f"speedup_vs_{setting.arm}":
         return cells.baseline_cell()
-    tone = "strong" if setting.key == best_key else "plain"
-    return cells.value_cell(evidence.value(setting, metric), where(setting), tone)
+    value = evidence.value(setting, metric)
+    is_loss = isinstance(value, Estimate) and value.unit == "x" and value.value <= 1
+    tone: Tone = "strong" if setting.key == best_key and not is_loss else "plain"
+    return cells.value_cell(value, where(setting), tone)
 
 
 def where(setting: Setting) -> str:
@@ -97,7 +101,8 @@ def _speedups(evidence: Evidence) -> Figure | None:
     limits = _limits([point for group in points.values() for point in group])
     panels = []
     for concurrency, group in points.items():
-        drawn = sorted(group, key=lambda point: -point.value)[:MAX_ROWS_DRAWN]
+        fastest = sorted(group, key=lambda point: -point.value)[:MAX_ROWS_DRAWN]
+        drawn = [point for point in group if point in fastest]  # in one order, the same in every panel
         svg = plots.forest(drawn, "speedup over ar (ratio of TPOT)", limits, reference=1.0)
         panels.append(Panel(f"speedup-c{concurrency}", f"Concurrency {concurrency}", svg))
     caption = "Dot: ratio of median TPOT; line: 95 % interval over prompts, resampled in pairs; dashed: no gain."
@@ -124,18 +129,21 @@ def _budget_curves(evidence: Evidence) -> Figure | None:
             groups[concurrency] = sorted(plain, key=lambda s: s.engine.node_budget)
     if not groups or evidence.frames.is_merged:
         return None
-    wanted = (("acceptance_length", "tau, tokens"), ("round_ms", "round, ms"), ("speedup_vs_chain", "speedup over chain"))
+    wanted = (
+        ("acceptance_length", "tokens"),
+        ("round_ms", "ms"),
+        ("speedup_vs_chain", "ratio of TPOT"),
+    )
     budgets = sorted({float(s.engine.node_budget) for group in groups.values() for s in group})
+    colors = {c: plots.PALETTE[index % len(plots.PALETTE)] for index, c in enumerate(groups)}
     panels = []
     for name, y_label in wanted:
-        series = [_curve(evidence, c, group, name) for c, group in groups.items()]
+        series = [_curve(evidence, c, groups[c], name, color) for c, color in colors.items()]
         if any(line.x for line in series):
             svg = plots.lines(series, "node budget", y_label, ticks=budgets, is_log=True)
             panels.append(Panel(f"budget-{name.replace('_', '-')}", METRICS[name].title, svg))
-    legend = tuple(
-        LegendEntry(f"concurrency {c}", plots.PALETTE[index % len(plots.PALETTE)]) for index, c in enumerate(groups)
-    )
-    caption = "A wider tree accepts more and makes the round longer; it pays while the last curve rises."
+    legend = tuple(LegendEntry(f"concurrency {c}", color) for c, color in colors.items())
+    caption = "What a wider tree gains (tau), what it costs (round), and what is left (speedup over chain)."
     return Figure("Node budget", caption, tuple(panels), legend)
 
 
@@ -144,11 +152,12 @@ def _is_budget_only(setting: Setting, trees: Sequence[Setting]) -> bool:
     return setting.engine.model_copy(update={"node_budget": trees[0].engine.node_budget}) == trees[0].engine
 
 
-def _curve(evidence: Evidence, concurrency: int, group: Sequence[Setting], metric: str) -> plots.Series:
+def _curve(evidence: Evidence, concurrency: int, group: Sequence[Setting], metric: str, color: str) -> plots.Series:
     pairs = [(s.engine.node_budget, evidence.value(s, metric)) for s in group]
     known = [(float(budget), value) for budget, value in pairs if isinstance(value, Estimate)]
     return plots.Series(
         f"concurrency {concurrency}",
+        color,
         tuple(budget for budget, _ in known),
         tuple(value.value for _, value in known),
         tuple(value.low for _, value in known),

@@ -14,7 +14,14 @@ from ddbench.report.document import Cell, Column, Table, Tone
 DASH = "–"
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 # Units that a column names once; the others travel with every number.
-COLUMN_UNITS: tuple[Unit, ...] = ("tok/s", "ms", "tokens", "nodes", "requests")
+COLUMN_UNITS: dict[Unit, str] = {
+    "tok/s": "tok/s",
+    "ms": "ms",
+    "tokens": "tokens",
+    "nodes": "nodes",
+    "requests": "requests",
+    "share": "%",
+}
 
 
 def number(value: float, unit: Unit) -> str:
@@ -22,7 +29,7 @@ def number(value: float, unit: Unit) -> str:
     if unit == "x":
         return units.ratio(value)
     if unit == "share":
-        return percent(value)
+        return units.significant(100 * value)
     if unit == "bytes":
         return units.byte_count(value)
     return units.significant(value)
@@ -35,37 +42,28 @@ def percent(share: float) -> str:
 def with_unit(value: float, unit: Unit) -> str:
     """`12.3 ms`: for running text."""
     text = number(value, unit)
-    return f"{text} {unit}" if unit in COLUMN_UNITS else text
+    return f"{text} {COLUMN_UNITS[unit]}" if unit in COLUMN_UNITS else text
 
 
 def interval(value: Estimate) -> str:
     """`[1.37, 1.93]`, or why there is none in a few words."""
     if value.low is None or value.high is None:
         return f"n={value.n}"
-    if value.unit == "share":
-        return f"[{number(value.low, 'share')}, {number(value.high, 'share')}]"
-    return units.interval(value.low, value.high)
+    scale = 100 if value.unit == "share" else 1
+    return units.interval(scale * value.low, scale * value.high)
 
 
-def sentence(value: Value, metric: Metric) -> str:
-    """Value with interval and n, for running text."""
-    if isinstance(value, NotMeasured):
-        return f"not measured ({value.not_measured})"
-    return f"{with_unit(value.value, metric.unit)} {interval(value)}" + ("" if value.low is None else f", n={value.n}")
-
-
-def metric_column(metric: Metric) -> Column:
+def metric_column(metric: Metric, is_minor: bool = False) -> Column:
     better = "" if metric.direction == "neither" else f" ({metric.direction} is better)"
-    unit = metric.unit if metric.unit in COLUMN_UNITS else ""
-    return Column(metric.title, unit, f"{metric.name}{better}: {metric.formula}")
+    unit = COLUMN_UNITS.get(metric.unit, "")
+    return Column(metric.title, unit, f"{metric.name}{better}: {metric.formula}", is_minor=is_minor)
 
 
 def value_cell(value: Value, where: str = "", tone: Tone = "plain") -> Cell:
     """A metric's cell. A missing value shows a dash; `with_notes` numbers its reason."""
     if isinstance(value, NotMeasured):
         return missing_cell(value.not_measured)
-    many = "passes" if value.unit == "tok/s" else "units"
-    parts = [f"n={value.n} {many}", f"{value.pass_name} pass", where]
+    parts = [f"n={value.n}", f"{value.pass_name} pass", where]
     if value.low is not None:
         parts.insert(0, f"95 % interval {interval(value)}")
     tip = ", ".join(part for part in parts if part) + (f"; {value.note}" if value.note else "")

@@ -23,7 +23,8 @@ def parity(evidence: Evidence) -> Section | Skipped:
     if not results:
         return Skipped("parity", "Parity", "no case got as far as its parity check")
     labels = _labels(evidence)
-    agreeing, others = [], []
+    agreeing: list[tuple[Cell, ...]] = []
+    others: list[tuple[Cell, ...]] = []
     for key, result in results:
         row = _parity_row(labels[key], result.parity)
         (agreeing if result.parity.status == "identical" else others).append(row)
@@ -41,9 +42,9 @@ def parity(evidence: Evidence) -> Section | Skipped:
     if agreeing:
         tables.append(Table(f"Identical ({len(agreeing)})", columns, tuple(agreeing), is_folded=True))
     intro = (
-        f"{len(agreeing)} of {len(results)} cases emit exactly the tokens of plain autoregressive decoding. A case that "
-        "diverges is incorrect and has no timings; a near tie is a place where the target's two best logits are as good "
-        "as equal.",
+        f"{len(agreeing)} of {len(results)} cases emit exactly the tokens of plain autoregressive decoding. A case "
+        "that diverges is incorrect and has no timings; a near tie is a place where the target's two best logits are "
+        "as good as equal.",
     )
     return Section("parity", "Parity", intro, tables=tuple(tables))
 

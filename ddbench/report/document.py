@@ -29,6 +29,7 @@ class Column:
     unit: str = ""
     tip: str = ""
     is_number: bool = True
+    is_minor: bool = False  # left out where the page is too narrow for all columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Table:
     notes: tuple[str, ...] = ()
     is_folded: bool = False
     is_headline: bool = False  # part of the compact console output
+    is_pairs: bool = False  # two columns, name and value: a list rather than a table
 
     def __post_init__(self) -> None:
         assert all(len(row) == len(self.columns) for row in self.rows), f"ragged table '{self.title}'"
@@ -53,6 +55,7 @@ class Panel:
     name: str  # unique in the report, a file name
     title: str
     svg: str
+    is_wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,8 @@ class Fact:
 
     label: str
     value: str
-    detail: str = ""
+    subject: str = ""  # what it is a number of
+    details: tuple[str, ...] = ()
     tone: Tone = "plain"
 
 

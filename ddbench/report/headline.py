@@ -1,4 +1,4 @@
-"""The first thing on the page: what was run, what came out best at each concurrency, and how far it is to be believed."""
+"""Section: what was run, what came out best at each concurrency, and how far it is to be believed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ddbench.analysis.metrics import METRICS
 from ddbench.analysis.settings import Setting
 from ddbench.analysis.values import Estimate
 from ddbench.report import cells
-from ddbench.report.document import Fact, Section
+from ddbench.report.document import Fact, Section, Tone
 from ddbench.report.evidence import Evidence
 
 ACCEPTANCE_LABELS: dict[str, str] = {
@@ -57,7 +57,8 @@ def _pairs(first: object, second: object) -> list[tuple[object, object]]:
 def _machine(evidence: Evidence, run: str) -> str:
     environment = next(manifest.environment for manifest in evidence.frames.manifests if manifest.run_id == run)
     if environment.device == "cpu":
-        return f"CPU ({environment.cpu_model}, {environment.num_threads} threads)"
+        threads = "1 thread" if environment.num_threads == 1 else f"{environment.num_threads} threads"
+        return f"CPU ({environment.cpu_model}, {threads})"
     return environment.device
 
 
@@ -71,7 +72,7 @@ def _acceptance(evidence: Evidence) -> Iterator[str]:
 def _best_at(evidence: Evidence, concurrency: int) -> Iterator[Fact]:
     """The arm with the highest speedup over ar, or with the lowest time per token where there is no ar."""
     speedups = {}
-    for setting in evidence.study.at(concurrency):
+    for setting in evidence.arms_at(concurrency):
         value = evidence.value(setting, "speedup_vs_ar")
         if evidence.may_be_best(setting) and isinstance(value, Estimate):
             speedups[setting.key] = (setting, value)
@@ -80,28 +81,33 @@ def _best_at(evidence: Evidence, concurrency: int) -> Iterator[Fact]:
         return
     setting, best = max(speedups.values(), key=lambda pair: pair[1].value)
     chain = evidence.value(setting, "speedup_vs_chain")
-    parts = [f"{evidence.name(setting)}; 95 % interval {cells.interval(best)}, n={best.n}"]
+    details = [f"95 % interval {cells.interval(best)}, n={best.n}"]
     if isinstance(chain, Estimate):
-        parts.append(f"{cells.number(chain.value, 'x')} vs chain {cells.interval(chain)}")
+        details.append(f"{cells.number(chain.value, 'x')} vs chain, {cells.interval(chain)}")
     close = [evidence.name(s) for s, value in speedups.values() if s is not setting and _overlap(best, value)]
     if close:
-        parts.append(f"interval overlaps with {_few(close)}")
-    tone = "good" if best.low is not None and best.low > 1 else "plain"
-    yield Fact(f"Best vs ar at concurrency {concurrency}", cells.number(best.value, "x"), "; ".join(parts), tone)
+        details.append(f"not separated from {_few(close)}")
+    tone: Tone = "good" if best.low is not None and best.low > 1 else "plain"
+    label = f"Best vs ar at concurrency {concurrency}"
+    yield Fact(label, cells.number(best.value, "x"), evidence.name(setting), tuple(details), tone)
 
 
 def _fastest_at(evidence: Evidence, concurrency: int) -> Fact:
     label = f"Concurrency {concurrency}"
-    settings = evidence.study.at(concurrency)
+    settings = evidence.arms_at(concurrency)
     usable = [s for s in settings if evidence.may_be_best(s)]
-    key = cells.best_of(((s.key, evidence.value(s, "tpot_ms")) for s in usable), METRICS["tpot_ms"])
+    key_metric = METRICS["tpot_ms"]
+    key = cells.best_of(((s.key, evidence.value(s, key_metric.name)) for s in usable), key_metric)
     if key is None:
         looping = [s for s in settings if s.is_ok and evidence.is_degenerate(s)]
         why = "the outputs of every measured arm loop" if looping else "fewer than two arms can be compared"
-        return Fact(label, "no best arm", why, "warn")
+        return Fact(label, "no best arm", why, tone="warn")
     setting = next(s for s in usable if s.key == key)
-    text = cells.sentence(evidence.value(setting, "tpot_ms"), METRICS["tpot_ms"])
-    return Fact(f"Lowest TPOT at concurrency {concurrency}", text.split(" [")[0], f"{evidence.name(setting)}; {text}")
+    value = evidence.value(setting, key_metric.name)
+    assert isinstance(value, Estimate), "the best of measured values is one"
+    details = (f"{cells.interval(value)}, n={value.n}", "there is no ar arm to compare with")
+    text = cells.with_unit(value.value, key_metric.unit)
+    return Fact(f"Lowest TPOT at concurrency {concurrency}", text, evidence.name(setting), details)
 
 
 def _overlap(one: Estimate, other: Estimate) -> bool:

@@ -44,20 +44,21 @@ STAGE_COLORS: dict[str, str] = {
 }
 assert STAGE_COLORS.keys() == {stage.value for stage in ROUND_STAGES}, "every stage has a colour"
 
-_INK, _RULE, _FAINT = "#010203", "#040506", "#070809"  # placeholders for text, grid, quiet text
+_INK, _RULE, _FAINT, _PAPER = "#010203", "#040506", "#070809", "#fdfcfb"  # placeholders, see `themed`
 _WIDTH = 4.5  # inches of a panel
+_BOTTOM, _TOP, _RIGHT = 0.46, 0.08, 0.17  # inches around the axes
 _LABEL_CHARS = 58
-_ROW = 0.40  # inches of a labelled row
+_ROW = 0.42  # inches of a labelled row
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "ddbench",
     "text.parse_math": False,
     "font.family": ["DejaVu Sans"],
-    "font.size": 8.0,
+    "font.size": 9.0,
     "text.color": _INK,
     "axes.edgecolor": _RULE,
     "axes.labelcolor": _FAINT,
-    "axes.labelsize": 8.0,
+    "axes.labelsize": 9.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.facecolor": "none",
@@ -89,6 +90,7 @@ class Series:
     """A line: y over x, with intervals where there are any."""
 
     label: str
+    color: str
     x: tuple[float, ...]
     y: tuple[float, ...]
     low: tuple[float | None, ...] = ()
@@ -104,14 +106,15 @@ class Stack:
 
 
 @contextmanager
-def _drawing(height: float) -> Iterator[tuple[Drawing, Axes]]:
-    """A panel in our style, whatever the reader's matplotlib settings are."""
+def _drawing(height: float, left: float = 0.14, width: float = _WIDTH) -> Iterator[tuple[Drawing, Axes]]:
+    """A panel in our style, whatever the reader's matplotlib settings are; `left` inches are for tick labels."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_STYLE)
-        drawing = Drawing(figsize=(_WIDTH, height), layout="constrained")
+        matplotlib.rcParams.update(_STYLE)  # type: ignore[arg-type]
+        drawing = Drawing(figsize=(width, height))
         FigureCanvasSVG(drawing)
-        yield drawing, drawing.add_subplot()
+        box = (left / width, _BOTTOM / height, (width - left - _RIGHT) / width, (height - _BOTTOM - _TOP) / height)
+        yield drawing, drawing.add_axes(box)
 
 
 def _finish(drawing: Drawing) -> str:
@@ -143,15 +146,21 @@ def _rows_axis(axes: Axes, num_rows: int) -> None:
     axes.tick_params(axis="x", length=0)
 
 
+def _row_label(axes: Axes) -> dict[str, Any]:
+    """Text at the left edge, on paper so that grid lines do not cross it."""
+    box = {"facecolor": _PAPER, "edgecolor": "none", "pad": 1.0}
+    return {"transform": axes.get_yaxis_transform(), "va": "center", "bbox": box, "zorder": 3}
+
+
 def forest(points: Sequence[Point], x_label: str, limits: tuple[float, float], reference: float | None = None) -> str:
     """One row per point: its label, a dot, its interval as a line."""
-    with _drawing(0.55 + _ROW * len(points)) as (drawing, axes):
+    with _drawing(0.60 + _ROW * len(points)) as (drawing, axes):
         _rows_axis(axes, len(points))
         axes.set_xlim(*limits)
         if reference is not None:
             axes.axvline(reference, color=_FAINT, linewidth=1.0, linestyle=(0, (3, 2)), zorder=1)
         for row, point in enumerate(points):
-            axes.text(0.0, row - 0.30, _short(point.label), transform=axes.get_yaxis_transform(), va="center")
+            axes.text(0.0, row - 0.30, _short(point.label), **_row_label(axes))
             if point.low is not None and point.high is not None:
                 axes.plot([point.low, point.high], [row + 0.1] * 2, color=point.color, linewidth=2.2, alpha=0.55)
             axes.plot([point.value], [row + 0.1], "o", color=point.color, markersize=5.5)
@@ -159,17 +168,25 @@ def forest(points: Sequence[Point], x_label: str, limits: tuple[float, float], r
         return _finish(drawing)
 
 
-def lines(series: Sequence[Series], x_label: str, y_label: str, *, ticks: Sequence[float] = (), is_log: bool = False) -> str:
+def lines(
+    series: Sequence[Series],
+    x_label: str,
+    y_label: str,
+    *,
+    ticks: Sequence[float] = (),
+    is_log: bool = False,
+    is_wide: bool = False,
+) -> str:
     """Lines with error bars, told apart by colour and marker, in the order of the legend."""
-    with _drawing(2.5) as (drawing, axes):
+    with _drawing(2.5, left=0.52, width=_WIDTH * (1.6 if is_wide else 1.0)) as (drawing, axes):
         if is_log:
             axes.set_xscale("log", base=2)
         for index, line in enumerate(series):
-            color, marker = PALETTE[index % len(PALETTE)], MARKERS[index % len(MARKERS)]
-            axes.plot(line.x, line.y, color=color, marker=marker, markersize=4.2, linewidth=1.5)
+            marker = MARKERS[index % len(MARKERS)]
+            axes.plot(line.x, line.y, color=line.color, marker=marker, markersize=4.2, linewidth=1.5)
             for x, low, high in zip(line.x, line.low, line.high, strict=False):
                 if low is not None and high is not None:
-                    axes.plot([x, x], [low, high], color=color, linewidth=1.1, alpha=0.6)
+                    axes.plot([x, x], [low, high], color=line.color, linewidth=1.1, alpha=0.6)
         if ticks:
             axes.set_xticks(list(ticks), [f"{tick:g}" for tick in ticks])
             axes.set_xticks([], minor=True)
@@ -183,12 +200,14 @@ def lines(series: Sequence[Series], x_label: str, y_label: str, *, ticks: Sequen
 
 def histogram(shares: Sequence[float], color: str, top: float, num_bins: int) -> str:
     """Share of rounds by accepted tokens, 0 first."""
-    with _drawing(1.7) as (drawing, axes):
+    with _drawing(1.75, left=0.50) as (drawing, axes):
         places = range(len(shares))
         axes.bar(places, [100 * share for share in shares], width=0.82, color=color)
         for place, share in zip(places, shares, strict=True):
             if share >= 0.02:
-                axes.text(place, 100 * share + 100 * top * 0.02, f"{100 * share:.0f}", ha="center", va="bottom", fontsize=7)
+                axes.text(
+                    place, 100 * share + 100 * top * 0.02, f"{100 * share:.0f}", ha="center", va="bottom", fontsize=7
+                )
         axes.set_xlim(-0.6, num_bins - 0.4)
         axes.set_ylim(0, 100 * top * 1.12)
         axes.set_xticks(range(0, num_bins, max(1, num_bins // 12)))
@@ -202,25 +221,38 @@ def histogram(shares: Sequence[float], color: str, top: float, num_bins: int) ->
 
 def stacked_bars(stacks: Sequence[Stack], x_label: str, limit: float) -> str:
     """One labelled bar per stack; segments wide enough carry their value."""
-    with _drawing(0.55 + 0.46 * len(stacks)) as (drawing, axes):
+    with _drawing(0.60 + 0.50 * len(stacks)) as (drawing, axes):
         _rows_axis(axes, len(stacks))
         axes.set_xlim(0, limit * 1.02)
         for row, stack in enumerate(stacks):
-            axes.text(0.0, row - 0.36, _short(stack.label), transform=axes.get_yaxis_transform(), va="center")
+            axes.text(0.0, row - 0.36, _short(stack.label), **_row_label(axes))
             left = 0.0
             for _, value, color in stack.segments:
                 axes.barh(row + 0.1, value, left=left, height=0.46, color=color, linewidth=0)
                 if value > 0.085 * limit:
                     ink = _on(color)
-                    axes.text(left + value / 2, row + 0.11, f"{value:.3g}", ha="center", va="center", fontsize=7, color=ink)
+                    axes.text(
+                        left + value / 2, row + 0.11, f"{value:.3g}", ha="center", va="center", fontsize=7, color=ink
+                    )
                 left += value
         axes.set_xlabel(x_label)
         return _finish(drawing)
 
 
+def series_colors(arms: Sequence[str]) -> tuple[str, ...]:
+    """A colour per series: an arm's own for its first series, then whatever is left of the palette."""
+    colors: list[str] = []
+    for arm in arms:
+        own = ARM_COLORS.get(arm, GREY)
+        spare = [color for color in PALETTE if color not in colors and color not in ARM_COLORS.values()]
+        spare += [color for color in PALETTE if color not in colors]
+        colors.append(own if own not in colors else spare[0] if spare else GREY)
+    return tuple(colors)
+
+
 def themed(svg: str, colors: Mapping[str, str], prefix: str) -> str:
-    """`svg` with real colours for text (`ink`), quiet text (`faint`) and rules (`rule`), and ids of its own."""
-    for placeholder, name in ((_INK, "ink"), (_RULE, "rule"), (_FAINT, "faint")):
+    """`svg` with real colours for text (`ink`), quiet text (`faint`), `rule` and `paper`, and own ids."""
+    for placeholder, name in ((_INK, "ink"), (_RULE, "rule"), (_FAINT, "faint"), (_PAPER, "paper")):
         svg = svg.replace(placeholder, colors[name])
     svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
     svg = svg.replace('href="#', f'href="#{prefix}-')

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from ddbench import units
 from ddbench.analysis.frames import TABLES
 from ddbench.analysis.metrics import METRICS
-from ddbench.records import Environment, LoadSample, Manifest, NotMeasured, OkResult
+from ddbench.records import Environment, LoadSample, Manifest, ModelCard, NotMeasured, OkResult
 from ddbench.report import cells
 from ddbench.report.document import Cell, Column, Section, Skipped, Table
 from ddbench.report.evidence import Evidence
-
-HIGH_HOST_LOAD = 0.25  # share of all CPU time busy before a pass began: someone else is using the machine
 
 
 def environment(evidence: Evidence) -> Section | Skipped:
@@ -33,7 +32,8 @@ def _machine_table(manifests: tuple[Manifest, ...]) -> Table:
     columns = [dict(_facts(manifest)) for manifest in manifests]
     rows = tuple((cells.text_cell(name), *(column[name] for column in columns)) for name in columns[0])
     titles = ["Value"] if len(manifests) == 1 else [manifest.run_id for manifest in manifests]
-    return cells.with_notes(Table("Machine and code", cells.text_columns("Fact", *titles), rows))
+    columns_of_text = cells.text_columns("Fact", *titles)
+    return cells.with_notes(Table("Machine and code", columns_of_text, rows, is_pairs=len(manifests) == 1))
 
 
 def _facts(manifest: Manifest) -> Iterator[tuple[str, Cell]]:
@@ -61,7 +61,9 @@ def _commit(place: Environment) -> Cell:
 
 
 def _or_missing(value: str | float | NotMeasured, unit: str = "") -> Cell:
-    return cells.missing_cell(value.not_measured) if isinstance(value, NotMeasured) else cells.text_cell(f"{value}{unit}")
+    return (
+        cells.missing_cell(value.not_measured) if isinstance(value, NotMeasured) else cells.text_cell(f"{value}{unit}")
+    )
 
 
 def _bytes_or_missing(value: int | NotMeasured) -> Cell:
@@ -71,7 +73,7 @@ def _bytes_or_missing(value: int | NotMeasured) -> Cell:
 
 
 def _model_table(evidence: Evidence) -> Table:
-    found = {}
+    found: dict[tuple[str, str, str], ModelCard] = {}
     for result in evidence.frames.results.values():
         if isinstance(result, OkResult):
             card = result.models
@@ -105,7 +107,8 @@ def _library_table(manifests: tuple[Manifest, ...]) -> Table:
         for name in names
     )
     titles = ["Version"] if len(manifests) == 1 else [manifest.run_id for manifest in manifests]
-    return Table("Libraries", cells.text_columns("Library", *titles), rows, is_folded=True)
+    columns = cells.text_columns("Library", *titles)
+    return Table("Libraries", columns, rows, is_folded=True, is_pairs=len(manifests) == 1)
 
 
 def _load_table(evidence: Evidence) -> Table:
@@ -142,19 +145,15 @@ def _load_cells(load: LoadSample) -> Iterator[Cell]:
 
 
 def _warnings(evidence: Evidence) -> Iterator[str]:
-    """What the cases warned about, equal texts once with the number of cases."""
-    counts: dict[str, int] = {}
-    busy = 0
+    """What the cases warned about; texts that differ in numbers only are told once."""
+    groups: dict[str, list[str]] = {}
     for result in evidence.frames.results.values():
         for text in result.warnings:
-            counts[text] = counts.get(text, 0) + 1
-        if isinstance(result, OkResult):
-            before = [p.load.host_load_before for p in result.passes if p.pass_name == "clean"]
-            busy += any(not isinstance(load, NotMeasured) and load > HIGH_HOST_LOAD for load in before)
-    if busy:
-        yield f"The host was busy before a clean pass of {busy} cases (more than {HIGH_HOST_LOAD:.0%} of its CPU time)."
-    for text, count in counts.items():
-        yield f"{text} ({count} cases)" if count > 1 else text
+            groups.setdefault(re.sub(r"\d+(\.\d+)?", "0", text), []).append(text)
+    for texts in groups.values():
+        same = len(set(texts)) == 1
+        more = f" ({len(texts)} cases)" if same else f" (and {len(texts) - 1} more with other numbers)"
+        yield texts[0] + (more if len(texts) > 1 else "")
 
 
 def glossary(evidence: Evidence) -> Section | Skipped:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ddbench import units
 from ddbench.analysis.breakdown import Breakdown, breakdown
 from ddbench.analysis.settings import Setting
 from ddbench.engine.stages import ROUND_STAGES
@@ -23,8 +24,8 @@ def stages(evidence: Evidence) -> Section | Skipped:
         return Skipped("stages", "Stages", "; ".join(reasons) or "no case has a result")
     tables = tuple(_stage_table(evidence, c, measured) for c in sorted({s.concurrency for s, _ in measured}))
     intro = (
-        "Mean milliseconds per round of the whole batch, and the share of the round, from the attributed pass. Host gap "
-        "is what no stage accounts for. Tax is how much longer that pass took than the clean one: the shares are "
+        "Mean milliseconds per round of the whole batch, and the share of the round, from the attributed pass. Host "
+        "gap is what no stage accounts for. Tax is how much longer that pass took than the clean one: the shares are "
         "what this pass is for, speed is not read from it.",
     )
     return Section("stages", "Stages", intro, tables=tables, figures=(_stage_figure(evidence, measured),))
@@ -36,34 +37,35 @@ def _stage_table(evidence: Evidence, concurrency: int, measured: Sequence[tuple[
         Column("Round", "ms"),
         *(Column(stage.value.replace("_", " "), "ms") for stage in ROUND_STAGES),
         Column("Host gap", "ms"),
-        Column("Tax", tip="attributed wall time / clean wall time - 1"),
+        Column("Tax", "%", tip="attributed wall time / clean wall time - 1"),
         Column("Rounds", tip="rounds of the attributed pass"),
     )
     rows = []
+    longest = max(value.round_ms for _, value in measured)
     for setting, value in measured:
         if setting.concurrency == concurrency:
-            times = [_stage_cell(value, stage.value) for stage in ROUND_STAGES]
-            gap = _time_cell(value.gap_ms, value.gap_ms / value.round_ms)
+            times = [_stage_cell(value, stage.value, longest) for stage in ROUND_STAGES]
+            gap = _time_cell(value.gap_ms, value.gap_ms / value.round_ms, longest)
             tax = value.tax
             tax_cell = cells.missing_cell(tax.not_measured) if isinstance(tax, NotMeasured) else _tax_cell(tax)
-            whole = Cell(cells.number(value.round_ms, "ms"), tip=f"{value.clock} clock", sort=value.round_ms)
+            whole = Cell(units.aligned(value.round_ms, longest), tip=f"{value.clock} clock", sort=value.round_ms)
             label = label_cell(evidence, setting)
             rows.append((label, whole, *times, gap, tax_cell, cells.count_cell(value.num_rounds)))
     return cells.with_notes(Table(f"Concurrency {concurrency}", columns, tuple(rows)))
 
 
-def _stage_cell(value: Breakdown, stage: str) -> Cell:
+def _stage_cell(value: Breakdown, stage: str, longest: float) -> Cell:
     if stage not in value.stage_ms:
         return cells.missing_cell("the arm has no such stage")
-    return _time_cell(value.stage_ms[stage], value.share(stage))
+    return _time_cell(value.stage_ms[stage], value.share(stage), longest)
 
 
-def _time_cell(milliseconds: float, share: float) -> Cell:
-    return Cell(cells.number(milliseconds, "ms"), f"{100 * share:.0f} %", sort=milliseconds)
+def _time_cell(milliseconds: float, share: float, longest: float) -> Cell:
+    return Cell(units.aligned(milliseconds, longest), f"{100 * share:.0f} %", sort=milliseconds)
 
 
 def _tax_cell(tax: float) -> Cell:
-    return Cell(f"{100 * tax:+.1f} %", sort=tax)
+    return Cell(f"{100 * tax:+.1f}", sort=tax)
 
 
 def _stage_figure(evidence: Evidence, measured: Sequence[tuple[Setting, Breakdown]]) -> Figure:
@@ -77,7 +79,9 @@ def _stage_figure(evidence: Evidence, measured: Sequence[tuple[Setting, Breakdow
         svg = plots.stacked_bars(stacks, "ms per round", limit)
         panels.append(Panel(f"stages-c{concurrency}", f"Concurrency {concurrency}", svg))
     ran = {stage for _, value in measured for stage in value.stage_ms}
-    legend = [LegendEntry(s.value.replace("_", " "), plots.STAGE_COLORS[s.value]) for s in ROUND_STAGES if s.value in ran]
+    legend = [
+        LegendEntry(s.value.replace("_", " "), plots.STAGE_COLORS[s.value]) for s in ROUND_STAGES if s.value in ran
+    ]
     caption = "Mean round of the attributed pass, split by stage."
     if is_cut:
         caption += f" The first {MAX_ROWS_DRAWN} settings of each concurrency are drawn; the tables hold all."

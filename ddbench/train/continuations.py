@@ -54,7 +54,9 @@ def continue_prompts(
 ) -> torch.Tensor:
     """Decode rows of equal prompt length to `total` tokens; temperature 0 is greedy. prompts [B, Lp] -> [B, total]."""
     rows, prompt_length = prompts.shape
-    device, dtype = prompts.device, model.embedding.weight.dtype
+    device = prompts.device
+    is_mixed = torch.is_autocast_enabled(device.type)
+    dtype = torch.get_autocast_dtype(device.type) if is_mixed else model.embedding.weight.dtype
     attention = _DenseAttention()
     cache = [
         tuple(torch.zeros(rows, total, *row, device=device, dtype=dtype) for row in model.shape.attention.row_shapes)

@@ -74,6 +74,17 @@ def greedy() -> Callable[[Models, Request], tuple[int, ...]]:
 
 
 @pytest.fixture(scope="session")
+def features_of() -> Callable[[Models, Sequence[int]], torch.Tensor]:
+    """The captured features [1, n, K*M] of a text, from the training forward."""
+
+    @torch.inference_mode()
+    def features(models: Models, tokens: Sequence[int]) -> torch.Tensor:
+        return _unpacked_target(models).full(torch.tensor([list(tokens)]))[1]
+
+    return features
+
+
+@pytest.fixture(scope="session")
 def make_engine() -> Callable[..., Engine]:
     """`make_engine(models, arm, **changes)`: an engine that checks its invariants."""
 

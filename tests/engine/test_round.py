@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddbench.engine.batch import Batch
 from ddbench.engine.engine import Engine
+from ddbench.engine.probe import NullProbe
 from ddbench.engine.types import Request
 from ddbench.models.inputs import VerifyInputs, VerifyOutput
 from ddbench.models.weights import Models
@@ -217,3 +220,65 @@ def test_an_autoregressive_step_needs_one_token_and_no_mask(models, make_engine,
     assert outcome.verify_width == 1
     assert outcome.num_nodes == outcome.num_accepted == (0, 0, 0)
     assert outcome.expected_length == (1.0, 1.0, 1.0)
+
+
+class ValueShapes(TorchDispatchMode):
+    """Refuses operations whose result has a shape that depends on values: on a GPU they wait for it."""
+
+    _FORBIDDEN = ("aten.nonzero", "aten.masked_select", "aten._unique", "aten.bincount", "aten._local_scalar_dense")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert not str(func).startswith(self._FORBIDDEN), f"{func} reads the device"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def no_host_reads(monkeypatch):
+    """A context in which handing a tensor's value to Python is an AssertionError."""
+
+    def refuse(*_, **__):
+        raise AssertionError("Python reads the device")
+
+    @contextmanager
+    def refusing():
+        with monkeypatch.context() as patch, ValueShapes():
+            for name in ("tolist", "numpy", "cpu", "item", "__bool__", "__int__", "__float__", "__index__"):
+                patch.setattr(torch.Tensor, name, refuse)
+            yield
+
+    return refusing
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("arm", "changes"),
+    [
+        ("ar", {}),
+        ("prompt_lookup", {}),
+        ("chain", {}),
+        ("chain_via_tree", {"draft": "random"}),
+        *(("ddtree", {"tree_build": "device", "materialize": name}) for name in ("sequential", "batched", "fused")),
+        ("ddtree", {"tree_build": "device", "draft": "oracle"}),
+        ("ddtree", {"tree_build": "device", "sampling": "stochastic"}),
+    ],
+    ids=str,
+)
+def test_a_round_of_device_parts_reads_nothing_on_the_host(
+    gqa_models, make_engine, make_requests, started, no_host_reads, arm, changes
+):
+    """H38: shapes are fixed and the one copy to the host comes after the round."""
+    requests = make_requests(3)
+    oracle = {r.request_id: range(20) for r in requests}
+    engine = make_engine(gqa_models, arm, continuations=oracle, quality=(0.5,) * 4, debug=False, **changes)
+    batch = started(engine, requests, num_rounds=1)
+    with no_host_reads():
+        report = engine.parts.executor(engine._round, batch, NullProbe())
+    assert report.shape == (3, 2 * (1 if arm == "ar" else engine.setting.facts.block_size) + 4)
+
+
+@torch.inference_mode()
+def test_the_search_for_host_reads_finds_the_heaps(gqa_models, make_engine, make_requests, started, no_host_reads):
+    engine = make_engine(gqa_models, tree_build="heap", debug=False)
+    batch = started(engine, make_requests(2), num_rounds=1)
+    with no_host_reads(), pytest.raises(AssertionError, match="reads the device"):
+        engine.parts.executor(engine._round, batch, NullProbe())

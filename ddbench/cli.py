@@ -1,0 +1,275 @@
+"""The command line. Commands only translate: words in, one call, an exit code out; everything heavy is imported inside
+the command, so that reports can be made where no torch is installed.
+
+Exit codes: 0 fine; 1 a check failed; 2 the request is wrong; 4 nothing was measured, or a case failed or was incorrect;
+130 interrupted, to be resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import ddbench
+from ddbench.errors import DdbenchError, UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ddbench.harness.plan import Plan
+    from ddbench.harness.sweep import Tally
+    from ddbench.spec import Axis, ExperimentSpec
+
+FOLDER = click.Path(path_type=Path, file_okay=False)
+FORMATS = ("html", "md", "console")
+
+
+class _Commands(click.Group):
+    """Turns errors that are meant for the user into one line and an exit code; finds `train` when it is asked for."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except DdbenchError as error:
+            click.secho(f"error: {error}", fg="red", err=True)
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.secho("interrupted", fg="red", err=True)
+            ctx.exit(130)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), "train"])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name == "train":
+            from ddbench.train.cli import train
+
+            return train
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(ddbench.__version__, prog_name="ddbench")
+def main() -> None:
+    """A profiling and benchmark laboratory for the DFlash + DDTree speculative-decoding engine.
+
+    \b
+    Start with:
+      ddbench list                  what there is
+      ddbench check                 is it correct here
+      ddbench sweep                 measure, and report
+    """
+
+
+def _plan_options(command: Any) -> Any:
+    """What `plan` and `sweep` share: how the experiment is narrowed, widened or placed."""
+    for option in reversed(
+        (
+            click.option(
+                "--concurrency", metavar="N[,N...]", help="Requests in flight; short for --set concurrency=..."
+            ),
+            click.option("--set", "sets", metavar="AXIS=V[,V...]", multiple=True, help="Replace or add an axis."),
+            click.option("--arms", metavar="ARM[,ARM...]", help="Only these arms."),
+            click.option("--target", help="Named shape, shipped pair, or checkpoint folder."),
+            click.option("--drafter", help="Folder with a drafter checkpoint."),
+            click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: a GPU where there is one."),
+            click.option("--dtype", type=click.Choice(["float32", "bfloat16"])),
+            click.option("--blocks", type=click.IntRange(1), help="Interleaved repeats of every case."),
+            click.option("--seed", type=int, help="Order of the cases."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@main.command("list")
+def list_command() -> None:
+    """Arms, parts with their variants, targets, experiments and axes.
+
+    \b
+    Example:
+      ddbench list
+    """
+    from ddbench.harness.show import listing
+
+    for table in listing():
+        _console().print(table)
+
+
+@main.command("plan")
+@click.argument("experiment", default="default")
+@_plan_options
+def plan_command(experiment: str, **options: Any) -> None:
+    """Show which cases an experiment would run, in order, and which it would skip and why.
+
+    \b
+    Examples:
+      ddbench plan
+      ddbench plan tree_budget --concurrency 1 --set node_budget=16,32
+    """
+    _show_plan(_planned(experiment, **options), with_cases=True)
+
+
+@main.command("sweep")
+@click.argument("experiment", required=False)
+@_plan_options
+@click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
+@click.option("--resume", metavar="RUN", type=FOLDER, help="Go on with an interrupted run.")
+@click.option("--out", type=FOLDER, default=Path("runs"), show_default=True, help="Where run folders go.")
+@click.option("--no-report", is_flag=True, help="Measure only.")
+def sweep_command(
+    experiment: str | None, dry_run: bool, resume: Path | None, out: Path, no_report: bool, **options: Any
+) -> None:
+    """Run an experiment: every case in its own process, checked before it is timed; then write the report.
+
+    \b
+    Examples:
+      ddbench sweep
+      ddbench sweep smoke --device cpu
+      ddbench sweep tree_budget --concurrency 1,4,16 --set node_budget=16,64
+      ddbench sweep my_question.toml --arms ar,chain,ddtree --blocks 6
+      ddbench sweep --resume runs/20250101T120000Z-default-1a2b3c4d
+    """
+    from ddbench.harness import sweep
+
+    if resume is None:
+        plan = _planned(experiment or "default", **options)
+        _show_plan(plan, with_cases=dry_run)
+        if dry_run:
+            return
+        run = sweep.new_run(plan, out)
+    else:
+        _refuse_with_resume(experiment, dry_run, options)
+        run = sweep.resumed_run(resume)
+    tally = sweep.execute(run, _console())
+    _conclude(tally, run.path, has_report=not no_report)
+
+
+@main.command("check")
+@click.option("--only", type=click.Choice(["ops", "parity", "distribution"]), help="One suite.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: a GPU where there is one.")
+def check_command(only: str | None, device: Any) -> None:
+    """Prove the implementations correct on this machine: ops, variants, sampling. Nothing is timed.
+
+    \b
+    Examples:
+      ddbench check
+      ddbench check --only parity --device cpu
+    """
+    from ddbench.harness.check import run_checks
+    from ddbench.harness.plan import default_device
+    from ddbench.harness.show import show_checks
+
+    rows = show_checks(_console(), run_checks(only, default_device(device)))
+    raise SystemExit(1 if any(row.status == "failed" for row in rows) else 0)
+
+
+@main.command("report")
+@click.argument("runs", nargs=-1, required=True, type=FOLDER, metavar="RUN [RUN...]")
+@click.option(
+    "--format", "formats", default="html,md", show_default=True, help="Of html, md, console; comma-separated."
+)
+@click.option("--out", type=FOLDER, help="Folder for the files [the run's own].")
+def report_command(runs: tuple[Path, ...], formats: str, out: Path | None) -> None:
+    """Write the report of one run, or of several side by side.
+
+    \b
+    Examples:
+      ddbench report runs/20250101T120000Z-default-1a2b3c4d
+      ddbench report runs/before runs/after --format html --out comparison
+    """
+    from ddbench.report.build import build_report
+
+    for path in build_report(list(runs), _formats(formats), out):
+        click.echo(f"report: {path}")
+
+
+# --------------------------------------------------------------------------------------------------- behind commands
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console()
+
+
+def _words(text: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
+
+
+def _formats(text: str) -> tuple[str, ...]:
+    from ddbench.errors import did_you_mean
+
+    formats = _words(text)
+    for name in formats:
+        if name not in FORMATS:
+            raise UserError(f"unknown format '{name}': {did_you_mean(name, FORMATS)}")
+    if not formats:
+        raise UserError(f"--format names no format: {', '.join(FORMATS)}")
+    return formats
+
+
+def _axes(concurrency: str | None, sets: Sequence[str]) -> list[Axis]:
+    from ddbench.spec import parse_axis
+
+    texts = [*([f"concurrency={concurrency}"] if concurrency is not None else []), *sets]
+    axes = []
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not equals:
+            raise UserError(f"--set {text}: expected AXIS=VALUE[,VALUE...]")
+        axes.append(parse_axis(name.strip(), values))
+    return axes
+
+
+def _planned(
+    name: str,
+    *,
+    concurrency: str | None,
+    sets: Sequence[str],
+    arms: str | None,
+    blocks: int | None,
+    seed: int | None,
+    device: Any,
+    **engine: Any,
+) -> Plan:
+    """The plan of an experiment with the command line's changes, its device decided."""
+    from ddbench.harness.plan import engine_capabilities, make_plan, resolve_device, with_overrides
+    from ddbench.harness.sweep import find_experiment
+
+    experiment: ExperimentSpec = find_experiment(name)
+    axes = _axes(concurrency, sets)
+    engine["device"] = resolve_device(device, experiment)
+    changed = with_overrides(experiment, arms=_words(arms), axes=axes, engine=engine, num_blocks=blocks, seed=seed)
+    return make_plan(changed, engine_capabilities())
+
+
+def _show_plan(plan: Plan, with_cases: bool) -> None:
+    from ddbench.harness.show import show_plan
+
+    show_plan(_console(), plan, with_cases)
+
+
+def _refuse_with_resume(experiment: str | None, dry_run: bool, options: dict[str, Any]) -> None:
+    given = [f"--{name}" for name, value in options.items() if value not in (None, ())]
+    given += ["EXPERIMENT"] * bool(experiment) + ["--dry-run"] * dry_run
+    if given:
+        raise UserError(f"--resume goes on with a run as it was planned: leave out {', '.join(given)}")
+
+
+def _conclude(tally: Tally, path: Path, has_report: bool) -> None:
+    """Publish first, fail last."""
+    click.echo(f"{tally}; run: {path}")
+    if has_report and tally.counts["ok"]:
+        from ddbench.report.build import build_report, report_on
+        from ddbench.report.console import print_report
+
+        print_report(report_on([path]), _console())
+        for file in build_report([path], ("html", "md"), None):
+            click.echo(f"report: {file}")
+    if tally.exit_code:
+        click.secho("error: not every case was measured and correct", fg="red", err=True)
+    raise SystemExit(tally.exit_code)

@@ -1,0 +1,128 @@
+"""What a case's result says besides its rows: models, floors, paths, warnings, memory, time.
+
+Functions of what a case observed; called once, after its passes.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import psutil
+import torch
+
+from ddbench.engine.stages import ROUND_STAGES
+from ddbench.errors import DdbenchError
+from ddbench.harness.costs import stage_costs
+from ddbench.harness.observe import PassRows, count, typical_round
+from ddbench.models.weights import Models
+from ddbench.records import ModelCard, PassSummary, StageCost
+from ddbench.spec import PART_FIELDS, UNUSED, Case, EngineSpec
+
+BUSY_HOST = 0.5  # share of all CPU time taken by others from which a warning is due
+REPETITIVE = 0.5  # share of repeated 4-grams from which an output counts as degenerate
+FEW_ROUNDS = 20  # too few to say that a draft never helps
+DRAFTER_DRAFTS = ("dflash", "oracle", "random")  # drafts that run the drafter model
+
+AcceptanceKind = Literal["measured", "replayed", "random_drafter", "random_weights", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One pass: its summary, its rows, and the tokens of every request."""
+
+    summary: PassSummary
+    rows: PassRows
+    outputs: dict[int, tuple[int, ...]]
+
+
+def model_card(spec: EngineSpec, models: Models) -> ModelCard:
+    """Which weights ran, and what an acceptance length of theirs is worth."""
+    facts = models.facts
+    return ModelCard(
+        target=facts.target,
+        target_digest=facts.target_digest,
+        drafter=facts.drafter,
+        drafter_digest=facts.drafter_digest,
+        acceptance=_acceptance_kind(spec, facts.has_trained_weights),
+        num_target_parameters=facts.num_target_parameters,
+        num_drafter_parameters=facts.num_drafter_parameters,
+    )
+
+
+def _acceptance_kind(spec: EngineSpec, has_trained_weights: bool) -> AcceptanceKind:
+    special: dict[str, AcceptanceKind] = {UNUSED: "none", "oracle": "replayed", "random": "random_drafter"}
+    return special.get(spec.draft, "measured" if has_trained_weights else "random_weights")
+
+
+def case_costs(case: Case, models: Models, observed: Sequence[Observed]) -> tuple[StageCost, ...]:
+    """Floors of the stages that were seen, for the typical round of the clean pass."""
+    spec, clean = case.engine, observed[0].rows
+    if not clean.rounds:
+        return ()
+    drafter = models.drafter.shape
+    block = (spec.block_size or drafter.block_size) if spec.draft in DRAFTER_DRAFTS else 0
+    sampled = {sample.stage for one in observed for sample in one.rows.stages}
+    return stage_costs(
+        models.target.shape,
+        drafter,
+        typical_round(clean, block),
+        element_bytes=models.target.embedding.weight.element_size(),
+        is_packed=spec.experts == "packed",
+        stages=sampled or {stage.value for stage in ROUND_STAGES},
+    )
+
+
+def path_used(spec: EngineSpec, observed: Sequence[Observed]) -> dict[str, str]:
+    """What ran. A part that took another path than the one asked for must not go by the other's name."""
+    reported: Mapping[str, str] = {part: name for one in observed for part, name in one.rows.paths.items()}
+    for part, name in reported.items():
+        asked = getattr(spec, part) if part in PART_FIELDS else name
+        if name != asked:
+            raise DdbenchError(f"{part}: '{asked}' was asked for, '{name}' ran: not measured under its name")
+    return {part: getattr(spec, part) for part in PART_FIELDS} | dict(reported)
+
+
+def warnings_of(case: Case, card: ModelCard, observed: Sequence[Observed]) -> tuple[str, ...]:
+    """What a reader of the numbers has to know."""
+    clean, counters = observed[0], count(observed[0].rows)
+    never_helped = counters["num_rounds"] >= FEW_ROUNDS and not counters["tokens_accepted"]
+    texts = {
+        "the passes of this case emitted different tokens": any(one.outputs != clean.outputs for one in observed),
+        "no drafted token was ever accepted: the draft does nothing": card.acceptance == "measured" and never_helped,
+        "random weights: the acceptance length means nothing": card.acceptance == "random_weights",
+        "prompts are random token ids: acceptance and expert use are not those of real text": (
+            case.workload.prompts == "random"
+        ),
+        "stop tokens were ignored": case.workload.ignore_stop,
+        "more than half of the output repeats itself: acceptance is flattered": (
+            counters["tokens_repeated"] > REPETITIVE * counters["tokens_emitted"]
+        ),
+    }
+    return (*(text for text, applies in texts.items() if applies), *_load_warnings(observed))
+
+
+def _load_warnings(observed: Sequence[Observed]) -> list[str]:
+    texts = []
+    for one in observed:
+        load = one.summary.load
+        shares = [share for share in (load.host_load_before, load.host_load_after) if isinstance(share, float)]
+        if shares and max(shares) > BUSY_HOST:
+            name = one.summary.pass_name
+            texts.append(f"other processes kept {max(shares):.0%} of the CPUs busy around the {name} pass")
+    return texts
+
+
+def peak_memory_bytes(spec: EngineSpec) -> int:
+    """Highest use by this process: of device memory on a GPU, of resident memory on the CPU."""
+    if spec.device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def process_seconds() -> float:
+    """Age of this process."""
+    return round(time.time() - psutil.Process().create_time(), 3)

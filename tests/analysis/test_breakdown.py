@@ -1,0 +1,52 @@
+"""Stage times per round against numbers computed by hand."""
+
+import pytest
+
+from ddbench.analysis.breakdown import Breakdown, breakdown
+from ddbench.analysis.frames import load_run
+from ddbench.analysis.settings import study_of
+from ddbench.analysis.synthetic import make_cases
+from ddbench.records import NotMeasured, StageSample
+
+CASE = {case.arm: case for case in make_cases(concurrencies=(1,))}
+MS = 1_000_000
+
+
+def sample(step: int, stage: str, ms: int) -> StageSample:
+    return StageSample(step=step, stage=stage, duration_ns=ms * MS, clock="host")
+
+
+def test_stages_and_gap_make_up_the_mean_round(hand_run, hand_case, three_requests) -> None:
+    """Two attributed rounds of 20 and 30 ms; draft in both, commit in one, prefill outside; 125 against 100 ms wall."""
+    stages = (
+        sample(-1, "prefill", 16 * 9),
+        sample(0, "draft", 4),
+        sample(0, "verify", 10),
+        sample(1, "draft", 6),
+        sample(1, "verify", 14),
+        sample(1, "commit", 2),
+    )
+    case = hand_case(
+        case=CASE["chain"],
+        requests=three_requests,
+        round_ms=(14, 16, 10, 14, 14),
+        num_nodes=3,
+        verify_width=5,
+        stages=stages,
+        attributed_ms=(20, 30),
+    )
+    (setting,) = study_of(load_run(hand_run([case]).path)).settings
+    found = breakdown(setting)
+    assert isinstance(found, Breakdown)
+    assert found.stage_ms == {"draft": 5.0, "verify": 12.0, "commit": 1.0}
+    assert list(found.stage_ms) == ["draft", "verify", "commit"]
+    assert (found.round_ms, found.gap_ms, found.num_rounds, found.clock) == (25.0, 7.0, 2, "host")
+    assert found.share("verify") == pytest.approx(12 / 25)
+    assert found.tax == pytest.approx(0.25)
+    assert found.outside_ms == {"prefill": 16 * 9 / setting.workload.num_requests}
+
+
+def test_without_attributed_pass_there_is_a_reason(hand_run, hand_case, three_requests) -> None:
+    case = hand_case(case=CASE["chain"], requests=three_requests, round_ms=(1,) * 5, num_nodes=3, verify_width=5)
+    (setting,) = study_of(load_run(hand_run([case]).path)).settings
+    assert breakdown(setting) == NotMeasured(not_measured="no attributed pass was run: capture mode 'none'")

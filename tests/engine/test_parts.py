@@ -1,0 +1,85 @@
+"""Which choices exist, which go together, and what is said of those that do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddbench.engine.engine import setting_of
+from ddbench.engine.parts import ABSENT, PARTS, Parts, SpeculativeParts, build_parts, supports
+from ddbench.engine.types import Part
+from ddbench.errors import UnsupportedVariant
+from ddbench.models.shapes import DRAFTERS, TARGETS
+from ddbench.spec import ARMS, PART_FIELDS, UNUSED, EngineSpec
+
+TARGET, DRAFTER = TARGETS["tiny-gqa"], DRAFTERS["tiny-gqa"]
+
+
+def reason(arm: str = "ddtree", drafter=DRAFTER, **changes: object) -> str | None:
+    return supports(EngineSpec(**{**ARMS[arm], **changes}), TARGET, drafter)  # type: ignore[arg-type]
+
+
+def test_the_tables_hold_the_spec_fields_and_their_entries_say_what_they_are():
+    assert tuple(PARTS) == PART_FIELDS
+    for table in PARTS.values():
+        for entry in table.values():
+            assert issubclass(entry, Part)
+            assert entry.__doc__ or entry.__mro__[1].__doc__
+    assert {field for field, _ in ABSENT} <= set(PARTS)
+    assert not any(name in PARTS[field] for field, name in ABSENT)
+
+
+def test_defaults_and_arms_name_existing_variants_that_go_together():
+    for arm in ARMS:
+        assert reason(arm) is None
+
+
+@pytest.mark.parametrize(
+    ("arm", "changes", "text"),
+    [
+        ("ddtree", {"attention": "tree_triton"}, "attention 'tree_triton' needs a CUDA device"),
+        ("ar", {"executor": "round_graph"}, "executor 'round_graph' needs a CUDA device"),
+        ("ddtree", {"tree_compile": "causal"}, "'causal' serves chains only, not tree_build 'heap'"),
+        ("ddtree", {"materialize": UNUSED}, "materialize is 'none', but draft 'dflash' needs one of: sequential"),
+        ("ddtree", {"draft": "prompt_lookup"}, "materialize 'fused' has nothing to do with draft 'prompt_lookup'"),
+        ("ar", {"tree_build": "heap"}, "tree_build 'heap' has nothing to do with draft 'none'"),
+        ("chain", {"draft": UNUSED}, "materialize 'fused' has nothing to do with draft 'none'"),
+        ("ar", {"attention": UNUSED}, "attention is 'none'"),
+        ("ar", {"sampling": UNUSED}, "sampling is 'none'"),
+        ("chain", {"block_size": 6}, "block_size 6 is larger than the block the drafter was trained with (5)"),
+    ],
+)
+def test_misfits_have_a_reason(arm, changes, text):
+    assert text in (reason(arm, **changes) or "")
+
+
+def test_a_target_without_a_drafter_runs_the_model_free_arms_only():
+    assert reason("ar", drafter=None) is None
+    assert reason("prompt_lookup", drafter=None) is None
+    assert "no DFlash drafter" in (reason("chain", drafter=None) or "")
+
+
+def test_model_free_drafts_may_use_larger_blocks():
+    assert reason("prompt_lookup", block_size=16) is None
+
+
+@pytest.mark.parametrize("field", PART_FIELDS)
+def test_an_unknown_name_raises_with_the_closest_one(field):
+    known = next(iter(PARTS[field]))
+    with pytest.raises(UnsupportedVariant, match=f"unknown {field} '{known}x': did you mean '{known}'"):
+        reason(**{field: known + "x"})
+
+
+def test_building_refuses_what_cannot_serve(gqa_models):
+    spec = EngineSpec(target="tiny-gqa", tree_compile="causal")
+    with pytest.raises(UnsupportedVariant, match="chains only"):
+        build_parts(setting_of(spec, gqa_models))
+
+
+def test_an_arm_is_built_from_the_parts_it_needs_and_no_others(gqa_models):
+    kinds = {arm: build_parts(setting_of(EngineSpec(target="tiny-gqa", **ARMS[arm]), gqa_models)) for arm in ARMS}
+    assert type(kinds["ar"]) is Parts
+    assert kinds["ar"].verify_width == 1
+    assert isinstance(kinds["prompt_lookup"], SpeculativeParts)
+    assert kinds["prompt_lookup"].materialize is None
+    assert kinds["chain"].verify_width == kinds["chain_via_tree"].verify_width == 5
+    assert kinds["ddtree"].verify_width == 33

@@ -1,0 +1,131 @@
+"""Probes: what is written down at which event, with a clock that counts its readings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ddbench.engine.stages import Stage
+from ddbench.engine.types import RoundOutcome
+from ddbench.harness.capture import CAPTURES, CleanProbe, StageProbe, host_load, throttle_names
+from ddbench.records import StageSample
+from ddbench.spec import CaptureSpec
+
+
+class Clock:
+    """Tells 10, 20, 30, ... or what it is set to."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        self.now += 10
+        return self.now
+
+
+def outcome(*request_ids: int) -> RoundOutcome:
+    n = len(request_ids)
+    return RoundOutcome(request_ids, (4,) * n, (1,) * n, ((7, 8),) * n, (1.5,) * n, (True,) * n, 5)
+
+
+def test_a_clean_probe_reads_the_clock_once_per_event() -> None:
+    clock = Clock()
+    probe = CleanProbe(clock)
+    probe.admitted(3)
+    probe.first_token(3, 7)
+    probe.round_started(1)
+    with probe.stage(Stage.DRAFT):
+        pass
+    probe.committed(outcome(3))
+    probe.finished(3, "length")
+    probe.path_used("materialize", "fused")
+    assert clock.now == 40, "stages and endings cost no reading"
+    assert probe.admissions == {3: 10}
+    assert probe.first_tokens == {3: (20, 7)}
+    assert probe.round_starts == [(30, 1)]
+    assert probe.commits == [(40, outcome(3))]
+    assert probe.finishes == {3: "length"}
+    assert probe.paths == {"materialize": "fused"}
+    assert probe.stage_samples() == []
+
+
+def samples(probe: StageProbe) -> set[tuple[int, str, int]]:
+    assert all(isinstance(sample, StageSample) and sample.clock == "host" for sample in probe.stage_samples())
+    return {(sample.step, sample.stage, sample.duration_ns) for sample in probe.stage_samples()}
+
+
+def test_stages_belong_to_their_round_and_prefill_to_none() -> None:
+    probe = StageProbe(clock=Clock())
+    with probe.stage(Stage.PREFILL):
+        pass
+    for _ in range(2):
+        probe.round_started(1)
+        with probe.stage(Stage.VERIFY):
+            pass
+        probe.committed(outcome(0))
+    with probe.stage(Stage.PREFILL):
+        pass
+    assert samples(probe) == {(-1, "prefill", 10), (0, "verify", 10), (1, "verify", 10)}
+    assert [s.step for s in probe.stage_samples()].count(-1) == 2, "prefills stay apart"
+
+
+def test_a_stage_entered_twice_in_a_round_is_one_sample() -> None:
+    probe = StageProbe(clock=Clock())
+    probe.round_started(1)
+    for _ in range(3):
+        with probe.stage(Stage.MATERIALIZE):
+            pass
+    assert samples(probe) == {(0, "materialize", 30)}
+
+
+def test_a_stage_inside_another_is_charged_once() -> None:
+    """The outer stage takes 50 ns from its first to its last reading, of which the inner ones have 10 and 10."""
+    clock = Clock()
+    probe = StageProbe(clock=clock)
+    probe.round_started(1)
+    with probe.stage(Stage.VERIFY):
+        with probe.stage(Stage.ACCEPT):
+            pass
+        with probe.stage(Stage.COMMIT):
+            pass
+    assert samples(probe) == {(0, "verify", 30), (0, "accept", 10), (0, "commit", 10)}
+
+
+def test_a_stage_that_raises_is_still_closed() -> None:
+    probe = StageProbe(clock=Clock())
+    probe.round_started(1)
+    try:
+        with probe.stage(Stage.DRAFT):
+            raise ValueError
+    except ValueError:
+        pass
+    with probe.stage(Stage.VERIFY):
+        pass
+    assert samples(probe) == {(0, "draft", 10), (0, "verify", 10)}
+
+
+def test_when_tokens_arrive_a_round_late_stages_belong_to_the_latest_round() -> None:
+    probe = StageProbe(clock=Clock())
+    probe.round_started(1)
+    probe.round_started(1)
+    probe.committed(outcome(0))
+    with probe.stage(Stage.DRAFT):
+        pass
+    assert {step for step, _, _ in samples(probe)} == {1}
+
+
+def test_every_capture_mode_has_a_probe() -> None:
+    modes = CaptureSpec.model_fields["mode"].annotation.__args__  # type: ignore[union-attr]
+    assert set(CAPTURES) == set(modes)
+    makers: list[Callable[[str], CleanProbe]] = [make for make in CAPTURES.values() if make is not None]
+    assert all(isinstance(make("cpu"), CleanProbe) for make in makers)
+
+
+def test_host_load_is_a_share() -> None:
+    load = host_load()
+    assert isinstance(load, float)
+    assert 0 <= load <= 1
+
+
+def test_throttle_reasons_are_named_and_idle_is_none() -> None:
+    assert throttle_names(0x1) == ()
+    assert throttle_names(0x4 | 0x40) == ("software power cap", "hardware thermal slowdown")

@@ -1,0 +1,111 @@
+"""Floors against numbers worked out by hand for Kimi-K2.6 in bf16."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddbench.engine.stages import Stage
+from ddbench.harness.costs import (
+    Cost,
+    TypicalRound,
+    attention_cost,
+    attention_weights,
+    draft_cost,
+    expert_bytes,
+    experts_touched,
+    linear_cost,
+    materialize_cost,
+    stage_costs,
+    verify_cost,
+)
+from ddbench.models.shapes import DRAFTERS, TARGETS, GQAShape, MoEShape
+
+K2, K2_DRAFTER = TARGETS["kimi-k2.6"], DRAFTERS["kimi-k2.6"]
+MB, GB = 1e6, 1e9
+ONE_TOKEN = TypicalRound(batch=1, width=1, block=8, context=0, committed=1, moved=0)
+
+
+def test_weights_of_a_layer() -> None:
+    assert attention_weights(K2) * 2 == pytest.approx(202 * MB, rel=0.005)
+    assert linear_cost(3 * 7168 * 2048, 1, 2).num_bytes == pytest.approx(88 * MB, rel=0.005)
+    assert K2.moe is not None
+    assert expert_bytes(K2.moe, K2.hidden, 2, is_packed=True) == pytest.approx(24.8 * MB, rel=0.005)
+    assert expert_bytes(K2.moe, K2.hidden, 2, is_packed=False) == pytest.approx(88 * MB, rel=0.005)
+
+
+def test_latent_attention_reads_little_and_computes_much() -> None:
+    """Context 8192, 64 nodes, 64 heads: 9.4 MB of latent rows and 73 GFLOP per layer."""
+    context = TypicalRound(batch=1, width=64, block=8, context=8192, committed=1, moved=0)
+    cost = attention_cost(K2.attention, context, 2)
+    assert cost.num_bytes == pytest.approx(9.4 * MB + 64 * 576 * 2, rel=0.005)
+    assert cost.num_flops == pytest.approx(73e9, rel=0.005)
+
+
+def test_materialize_is_weight_traffic() -> None:
+    """fc 617 MB and K/V projections 176 MB, whatever the few rows of a round."""
+    assert materialize_cost(K2_DRAFTER, 0, 2).num_bytes == pytest.approx((617 + 176) * MB, rel=0.002)
+    sixteen = materialize_cost(K2_DRAFTER, 16, 2)
+    assert sixteen.num_bytes / materialize_cost(K2_DRAFTER, 0, 2).num_bytes < 1.02
+    assert sixteen.num_flops == pytest.approx(2 * 16 * (617 + 176) * MB / 2, rel=0.002)
+
+
+def test_plain_decoding_of_one_token_on_one_of_eight_ranks() -> None:
+    """About 21 to 22 GB: attention and shared experts in full, one routed expert per layer, the head."""
+    assert K2.moe is not None
+    rank = K2.model_copy(update={"moe": K2.moe.model_copy(update={"num_experts": 48, "top_k": 1})})
+    cost = verify_cost(rank, ONE_TOKEN, 2, is_packed=True)
+    assert 21 * GB < cost.num_bytes < 22.6 * GB
+
+
+def test_grouped_query_attention_by_hand() -> None:
+    shape = GQAShape(num_heads=4, num_kv_heads=2, head_dim=8)
+    round_ = TypicalRound(batch=3, width=5, block=4, context=10, committed=2, moved=1)
+    cost = attention_cost(shape, round_, 4)
+    assert cost == Cost(3 * (10 + 5) * 2 * 2 * 8 * 4, 3 * 5 * 11 * 4 * 4 * 8)
+
+
+def test_experts_touched_under_a_uniform_router() -> None:
+    moe = MoEShape(num_experts=128, top_k=8, expert_width=1)
+    assert experts_touched(moe, 1) == pytest.approx(8)
+    assert experts_touched(moe, 16) == pytest.approx(82, abs=0.5)
+    assert experts_touched(moe, 65) == pytest.approx(126, abs=0.5)
+
+
+def test_sliding_layers_read_no_more_than_their_window() -> None:
+    far = replace(ONE_TOKEN, context=100_000)
+    near = replace(ONE_TOKEN, context=2_048)
+    one_full_layer = (100_000 - 2_048) * 2 * 8 * 128 * 2
+    gap = draft_cost(K2, K2_DRAFTER, far, 2).num_bytes - draft_cost(K2, K2_DRAFTER, near, 2).num_bytes
+    assert gap == pytest.approx(one_full_layer)
+
+
+def test_only_stages_that_ran_have_a_floor() -> None:
+    costs = stage_costs(K2, K2_DRAFTER, ONE_TOKEN, 2, True, {"verify", "accept", "prefill"})
+    assert [cost.stage for cost in costs] == ["verify", "accept"]
+    without_drafter = stage_costs(K2, K2_DRAFTER, replace(ONE_TOKEN, block=0), 2, True, set(Stage))
+    assert {"draft", "materialize", "tree_build"}.isdisjoint(cost.stage for cost in without_drafter)
+    assert "batch 1, width 1" in costs[0].basis
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    name=st.sampled_from(sorted(DRAFTERS)),
+    batch=st.integers(1, 32),
+    width=st.integers(1, 65),
+    context=st.integers(0, 4096),
+)
+def test_floors_grow_with_the_round_but_weights_are_read_once(name: str, batch: int, width: int, context: int) -> None:
+    target, drafter = TARGETS[name], DRAFTERS[name]
+    small = TypicalRound(batch, width, drafter.block_size, context, 2, 1)
+    large = replace(small, batch=2 * batch)
+    for one, two in zip(
+        stage_costs(target, drafter, small, 2, False, set(Stage)),
+        stage_costs(target, drafter, large, 2, False, set(Stage)),
+        strict=True,
+    ):
+        assert one.num_bytes <= two.num_bytes <= 2 * one.num_bytes + 2
+        assert two.num_flops == pytest.approx(2 * one.num_flops, abs=2)

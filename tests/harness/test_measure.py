@@ -1,0 +1,201 @@
+"""One case measured in this process, with the real engine on a tiny random target."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddbench.errors import DdbenchError, UserError
+from ddbench.harness import measure, parity
+from ddbench.harness.measure import measure_case
+from ddbench.harness.run import Job
+from ddbench.harness.store import CaseTables, write_table
+from ddbench.harness.worker import classify, guarded
+from ddbench.records import CaseResult, FailedResult, IncorrectResult, OkResult, RequestRecord
+from ddbench.spec import ARMS, CaptureSpec, Case, EngineSpec, WorkloadSpec
+
+torch.set_num_threads(1)
+
+
+def job(arm: str = "ddtree", reference: str | None = None, capture: dict[str, Any] | None = None, **engine: Any) -> Job:
+    spec = EngineSpec(**{"target": "tiny-gqa", "node_budget": 6, **ARMS[arm], **engine})
+    workload = WorkloadSpec(prompts="random", num_requests=3, max_new_tokens=8, concurrency=2)
+    small = CaptureSpec(**{"num_warmup_requests": 1, "parity_prompts": 2, "parity_tokens": 4, **(capture or {})})
+    return Job(case_id="c", case=Case(arm=arm, engine=spec, workload=workload, capture=small), reference=reference)
+
+
+def measured(one: Job) -> tuple[CaseResult, CaseTables | None]:
+    return measure_case(one, lambda phase: None)
+
+
+def ok(one: Job) -> tuple[OkResult, CaseTables]:
+    result, tables = measured(one)
+    assert isinstance(result, OkResult)
+    assert tables is not None
+    return result, tables
+
+
+@pytest.mark.parametrize("arm", sorted(ARMS))
+def test_every_arm_is_measured_and_its_books_balance(arm: str) -> None:
+    result, tables = ok(job(arm))
+    assert result.parity.status == "identical"
+    clean = [r for r in tables.requests if r.pass_name == "clean"]
+    attributed = [r for r in tables.requests if r.pass_name == "attributed"]
+    assert [r.tokens for r in clean] == [r.tokens for r in attributed]
+    rounds = [r for r in tables.rounds if r.pass_name == "clean"]
+    assert sum(r.num_emitted for r in rounds) + len(clean) == sum(len(r.tokens) for r in clean)
+    assert result.counters["tokens_emitted"] == result.passes[0].num_emitted == sum(len(r.tokens) for r in clean)
+    assert all(r.admitted_ns <= r.first_token_ns <= r.last_token_ns <= result.passes[0].wall_ns for r in clean)
+    steps = [s for s in tables.steps if s.pass_name == "clean"]
+    assert all(one.end_ns <= two.start_ns for one, two in itertools.pairwise(steps))
+    assert {s.batch_size for s in steps} <= {1, 2}
+    assert [p.pass_name for p in result.passes] == ["clean", "attributed"]
+    assert result.path_used["attention"] == "dense_mask"
+
+
+def test_stage_times_fit_into_their_rounds() -> None:
+    result, tables = ok(job())
+    per_step: dict[int, int] = {}
+    for sample in tables.stages:
+        per_step[sample.step] = per_step.get(sample.step, 0) + sample.duration_ns
+    for step in (s for s in tables.steps if s.pass_name == "attributed"):
+        assert 0 < per_step[step.step] <= step.end_ns - step.start_ns
+    stages = {sample.stage for sample in tables.stages}
+    assert {"prefill", "draft", "tree_build", "tree_compile", "verify", "accept", "commit", "materialize"} == stages
+    assert {cost.stage for cost in result.stage_costs} == stages - {"prefill"}
+    assert all(cost.num_bytes > 0 for cost in result.stage_costs if cost.stage != "commit")
+
+
+def test_no_stage_pass_where_none_is_wanted_and_as_many_clean_ones_as_asked() -> None:
+    result, tables = ok(job(capture={"mode": "none", "num_clean_passes": 2}))
+    assert [(p.pass_name, p.index) for p in result.passes] == [("clean", 0), ("clean", 1)]
+    assert tables.stages == []
+    assert {r.pass_index for r in tables.requests} == {0, 1}
+    assert result.stage_costs, "floors come from shapes, not from timers"
+
+
+def test_two_runs_count_the_same() -> None:
+    assert ok(job())[0].counters == ok(job())[0].counters
+
+
+def test_wrong_output_before_timing_leaves_no_timings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parity fails: status incorrect, and by construction no number."""
+    truth = parity.autoregressive_outputs
+
+    def other(*args: Any) -> dict[int, tuple[int, ...]]:
+        return {request: (*tokens[:-1], tokens[-1] ^ 1) for request, tokens in truth(*args).items()}
+
+    monkeypatch.setattr(parity, "autoregressive_outputs", other)
+    result, tables = measured(job())
+    assert isinstance(result, IncorrectResult)
+    assert tables is None
+    assert result.parity.divergences[0].position == 3
+    assert not hasattr(result, "passes")
+
+
+def test_timed_outputs_are_held_against_the_ar_case(tmp_path: Path) -> None:
+    _, tables = ok(job("ar"))
+    path = tmp_path / "requests.parquet"
+    write_table(path, RequestRecord, tables.requests)
+    result, _ = ok(job(reference=str(path)))
+    assert result.parity.status == "identical"
+    assert "3 timed outputs against the `ar` case" in result.parity.detail
+    last = tables.requests[2]
+    wrong = last.model_copy(update={"tokens": (*last.tokens[:6], last.tokens[6] ^ 1, *last.tokens[7:])})
+    write_table(path, RequestRecord, [*tables.requests[:2], wrong])
+    incorrect, rows = measured(job(reference=str(path)))
+    assert isinstance(incorrect, IncorrectResult)
+    assert rows is None
+    assert (incorrect.parity.divergences[0].prompt_id, incorrect.parity.divergences[0].position) == (last.prompt_id, 6)
+
+
+def test_outputs_of_other_prompts_are_no_reference(tmp_path: Path) -> None:
+    _, tables = ok(job("ar"))
+    path = tmp_path / "requests.parquet"
+    write_table(path, RequestRecord, [r.model_copy(update={"prompt_id": "x"}) for r in tables.requests])
+    with pytest.raises(DdbenchError, match="other prompts"):
+        measured(job(reference=str(path)))
+
+
+def test_sampled_output_has_no_single_right_answer() -> None:
+    result, _ = ok(job(sampling="stochastic"))
+    assert result.parity.status == "not_applicable"
+    assert "distribution" in result.parity.detail
+
+
+def test_what_an_acceptance_length_is_worth_is_said() -> None:
+    """H109, H110: random weights, random prompts and replayed drafts are labelled."""
+    result, _ = ok(job())
+    assert result.models.acceptance == "random_weights"
+    assert any("random weights" in text for text in result.warnings)
+    assert any("random token ids" in text for text in result.warnings)
+    assert ok(job("ar"))[0].models.acceptance == "none"
+    assert ok(job(draft="random"))[0].models.acceptance == "random_drafter"
+    replayed, _ = ok(job(draft="oracle", oracle_quality=(0.9,) * 4))
+    assert replayed.models.acceptance == "replayed"
+    assert replayed.counters["tokens_accepted"] > result.counters["tokens_accepted"]
+
+
+def test_a_part_that_took_another_path_is_not_measured_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H29: a fused run that fell back is a failure, not a slow fused run."""
+    real = measure.pass_rows
+
+    def fell_back(probe: Any, *args: Any) -> Any:
+        probe.path_used("materialize", "sequential")
+        return real(probe, *args)
+
+    monkeypatch.setattr(measure, "pass_rows", fell_back)
+    with pytest.raises(DdbenchError, match="'fused' was asked for, 'sequential' ran"):
+        measured(job())
+
+
+def test_phases_are_announced_in_order() -> None:
+    phases: list[str] = []
+    measure_case(job("ar"), phases.append)
+    assert phases == ["loading", "parity", "warm-up", "clean pass", "attributed pass", "checking outputs"]
+
+
+# ------------------------------------------------------------------------------------------------ the case boundary
+
+
+def raising(error: Exception) -> Any:
+    def measure_it(one: Job, notify: Any) -> Any:
+        raise error
+
+    return measure_it
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "reason"),
+    [
+        (UserError("target has no prompts"), "error", "target has no prompts"),
+        (ValueError("bad\nworse"), "error", "ValueError: bad"),
+        (MemoryError(), "out_of_memory", "no message"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried"), "out_of_memory", "CUDA out of memory. Tried"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you"), "out_of_memory", "DefaultCPUAllocator"),
+        (AssertionError("a round was started"), "error", "AssertionError: a round was started"),
+    ],
+)
+def test_every_failure_becomes_a_typed_result(
+    error: Exception, outcome: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result, tables = guarded(job(), lambda phase: None, raising(error))
+    assert isinstance(result, FailedResult)
+    assert tables is None
+    assert result.outcome == outcome
+    assert result.reason.startswith(reason)
+    is_ours = isinstance(error, DdbenchError)
+    assert ("Traceback" in capsys.readouterr().err) is not is_ours, "what we explain needs no traceback"
+
+
+def test_interruption_is_not_a_failure_of_the_case() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        guarded(job(), lambda phase: None, raising(KeyboardInterrupt()))  # type: ignore[arg-type]
+
+
+def test_a_runtime_error_is_not_taken_for_memory() -> None:
+    assert classify(RuntimeError("shapes do not match"))[0] == "error"

@@ -1,0 +1,65 @@
+"""Run folders for the report tests, built once."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases
+from ddbench.records import SkippedCase
+from ddbench.spec import make_axis
+
+HOSTILE = "<script>alert('x')</script>|`a`*b*_c_[d](e) & \"f\"\n# g $h$ [red]i[/red]"
+
+
+@pytest.fixture(scope="session")
+def hostile() -> str:
+    """Text that breaks HTML, Markdown, matplotlib's mathtext and the console, where it is not escaped."""
+    return HOSTILE
+
+
+@pytest.fixture(scope="session")
+def full_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Arms, budgets, variants, and one case of every kind that did not deliver."""
+    small = {"num_requests": 6, "max_new_tokens": 24}
+    base = make_cases(concurrencies=(1, 4), node_budgets=(8, 16, 32), **small)
+    changed = make_cases(arms=("ddtree",), concurrencies=(1,), node_budgets=(16,), materialize="sequential", **small)
+    plan = SyntheticPlan(
+        name="full",
+        cases=(*base, *changed, *make_cases(arms=("chain",), concurrencies=(8, 16), **small)),
+        failed=(3,),
+        incorrect=(9,),
+        not_run=(len(base) + 2,),
+        skipped=(SkippedCase(arm="ddtree", label="ddtree attention=tree_triton c=1", reason="needs a CUDA device"),),
+        experiment={
+            "engine": base[-1].engine,
+            "axes": (make_axis("node_budget", (8, 16, 32)),),
+            "ablate": (make_axis("materialize", ("sequential",)),),
+        },
+    )
+    return build_run(tmp_path_factory.mktemp("full") / "run", plan)
+
+
+@pytest.fixture(scope="session")
+def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Hostile text wherever a run can hold text of others: labels, reasons, the question."""
+    cases = make_cases(concurrencies=(1,), num_requests=4, max_new_tokens=12, materialize=HOSTILE)
+    plan = SyntheticPlan(
+        name="hostile",
+        question=HOSTILE,
+        cases=cases,
+        incorrect=(1,),
+        skipped=(SkippedCase(arm="ddtree", label=HOSTILE, reason=HOSTILE),),
+    )
+    return build_run(tmp_path_factory.mktemp("hostile") / "run", plan)
+
+
+@pytest.fixture
+def run_of(tmp_path: Path) -> Callable[..., Path]:
+    """Builds a small run of its own."""
+
+    def build(name: str = "own", **plan: Any) -> Path:
+        return build_run(tmp_path / name, SyntheticPlan(name=name, **plan))
+
+    return build

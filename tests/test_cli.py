@@ -1,0 +1,142 @@
+"""The command line: exit codes, one-line errors, help with examples, and what is not imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ddbench import __version__
+from ddbench.cli import main
+from ddbench.harness import sweep
+from ddbench.harness.sweep import SweepInterrupted, Tally
+
+COMMANDS = ("list", "plan", "sweep", "check", "report")
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_with_an_example(command: str) -> None:
+    result = call(command, "--help")
+    assert result.exit_code == 0
+    assert "Example" in result.output
+    assert f"ddbench {command}" in result.output
+
+
+def test_the_version_is_the_packages() -> None:
+    assert call("--version").output == f"ddbench, version {__version__}\n"
+
+
+def test_help_names_every_command() -> None:
+    output = call("--help").output
+    assert all(command in output for command in (*COMMANDS, "train"))
+    assert {"target", "drafter", "corpus"} <= set(call("train", "--help").output.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["plan", "defualt"], "unknown experiment 'defualt': did you mean 'default'"),
+        (["plan", "nothing.toml"], "nothing.toml: cannot be read"),
+        (["plan", "smoke", "--arms", "dtree"], "unknown arm 'dtree': did you mean 'ddtree'"),
+        (["plan", "smoke", "--set", "tree_build=heep"], "unknown variant 'heep': did you mean 'heap'"),
+        (["plan", "smoke", "--set", "budget=3"], "unknown axis 'budget': did you mean 'node_budget'"),
+        (["plan", "smoke", "--set", "node_budget"], "expected AXIS=VALUE"),
+        (["plan", "smoke", "--set", "node_budget="], "no values"),
+        (["plan", "smoke", "--concurrency", "0"], "concurrency"),
+        (["plan", "smoke", "--concurrency", "many"], "'many'"),
+        (["plan", "smoke", "--target", "tiny"], "target 'tiny' is neither a known name nor a folder"),
+        (["plan", "smoke", "--drafter", "nowhere"], "drafter 'nowhere': target 'tiny-gqa' has random weights"),
+        (["plan", "smoke", "--set", "device=cpu,cuda"], "one device"),
+        (["sweep", "--resume", "nowhere"], "not a run folder"),
+        (["sweep", "smoke", "--resume", "nowhere"], "leave out EXPERIMENT"),
+        (["sweep", "--resume", "nowhere", "--arms", "ar"], "leave out --arms"),
+        (["report", "nowhere", "--format", "pdf"], "unknown format 'pdf'"),
+    ],
+)
+def test_a_wrong_request_is_one_line_and_exit_code_2(arguments: list[str], expected: str) -> None:
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert expected in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.output
+
+
+def test_a_plan_can_be_seen_without_running_anything(tmp_path: Path) -> None:
+    result = call("sweep", "smoke", "--device", "cpu", "--dry-run", "--out", str(tmp_path), "--concurrency", "1,2")
+    assert result.exit_code == 0
+    assert "10 cases, 0 skipped" in result.output
+    assert "ddtree node_budget=6 c=2" in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_plan_shows_what_is_skipped_and_why() -> None:
+    result = call("plan", "smoke", "--device", "cpu", "--set", "executor=eager,round_graph")
+    assert result.exit_code == 0
+    assert "5 cases, 5 skipped" in result.output
+    assert "executor=round_graph: needs a CUDA device" in result.output
+
+
+def test_all_skipped_is_nothing_measured(tmp_path: Path) -> None:
+    """H67."""
+    result = call("sweep", "smoke", "--device", "cpu", "--set", "executor=round_graph", "--out", str(tmp_path))
+    assert result.exit_code == 4
+    assert "nothing to measure: all 5 cases of the plan are skipped" in result.stderr
+
+
+def test_the_list_names_arms_variants_targets_experiments_and_axes() -> None:
+    result = call("list")
+    assert result.exit_code == 0
+    for word in ("ddtree", "prompt_lookup", "heap", "tree_triton", "absent", "tiny-gqa", "smoke", "concurrency"):
+        assert word in result.output
+
+
+def test_a_folder_that_cannot_be_written_is_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    result = call("sweep", "smoke", "--device", "cpu", "--out", str(tmp_path / "file" / "x"))
+    assert result.exit_code == 2
+    assert "--out" in result.stderr
+
+
+@pytest.mark.parametrize(("counts", "code"), [((1, 0, 0), 0), ((1, 0, 1), 4), ((1, 1, 0), 4), ((0, 0, 1), 4)])
+def test_the_exit_code_of_a_sweep_follows_its_cases(
+    counts: tuple[int, int, int], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tally = Tally(dict(zip(("ok", "incorrect", "failed"), counts, strict=True)))
+    monkeypatch.setattr(sweep, "execute", lambda run, console: tally)
+    result = call("sweep", "smoke", "--device", "cpu", "--out", str(tmp_path), "--no-report")
+    assert result.exit_code == code
+    assert str(tally) in result.output
+    assert ("error: " in result.stderr) is (code != 0)
+
+
+def test_an_interruption_is_exit_code_130(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(run: object, console: object) -> Tally:
+        raise SweepInterrupted("interrupted; go on with: ddbench sweep --resume x")
+
+    monkeypatch.setattr(sweep, "execute", interrupted)
+    result = call("sweep", "smoke", "--device", "cpu", "--out", str(tmp_path))
+    assert result.exit_code == 130
+    assert "--resume x" in result.stderr
+
+
+def test_ctrl_c_anywhere_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pressed(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "find_experiment", pressed)
+    result = call("plan", "smoke")
+    assert result.exit_code == 130
+    assert "Traceback" not in result.output
+
+
+def test_the_command_line_starts_without_torch() -> None:
+    code = "import sys, ddbench.cli; sys.exit(any(m in sys.modules for m in ('torch', 'pandas', 'matplotlib')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
