@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_origin
+from typing import Any, NoReturn
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from ddbench.analysis.tables import TABLES, read_parquet, table_schema
 from ddbench.errors import SchemaError, UserError
 from ddbench.records import (
     CaseResult,
@@ -27,21 +27,11 @@ from ddbench.records import (
     IncorrectResult,
     Manifest,
     OkResult,
-    RequestRecord,
     ResultFile,
-    RoundRecord,
-    StageSample,
-    StepRecord,
 )
-from ddbench.spec import PART_FIELDS, Case, Record, from_json
+from ddbench.spec import PART_FIELDS, Case, from_json
 
 SCHEMA_VERSION = 1
-TABLES: dict[str, type[Record]] = {
-    "requests": RequestRecord,
-    "rounds": RoundRecord,
-    "steps": StepRecord,
-    "stages": StageSample,
-}
 # What every row of every table says about its case.
 CONTEXT_COLUMNS: tuple[str, ...] = (
     "run",
@@ -275,7 +265,7 @@ def _read_table(folder: Path, name: str, ok: Mapping[str, OkResult], cases: pd.D
     schema = table_schema(TABLES[name])
     parts, case_ids, lengths = [], [], []
     for case_id in ok:
-        part = _read_parquet(folder / "cases" / case_id / f"{name}.parquet", schema)
+        part = read_parquet(folder / "cases" / case_id / f"{name}.parquet", schema)
         parts.append(part)
         case_ids.append(case_id)
         lengths.append(part.num_rows)
@@ -283,38 +273,6 @@ def _read_table(folder: Path, name: str, ok: Mapping[str, OkResult], cases: pd.D
     frame = table.to_pandas()
     frame["case_id"] = pd.Categorical.from_codes(np.repeat(np.arange(len(case_ids)), lengths), categories=case_ids)
     return _with_context(frame, cases)
-
-
-def table_schema(record: type[Record]) -> pa.Schema:
-    """The columns of a record's parquet file, in the record's order."""
-    return pa.schema([(name, _arrow_type(field.annotation)) for name, field in record.model_fields.items()])
-
-
-def _arrow_type(annotation: Any) -> pa.DataType:
-    if get_origin(annotation) is tuple:
-        return pa.list_(pa.int32())
-    if get_origin(annotation) is Literal:
-        return pa.string()
-    return {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}[annotation]
-
-
-def _read_parquet(path: Path, schema: pa.Schema) -> pa.Table:
-    """The table with exactly `schema`: names, types and no nulls."""
-    if not path.exists():
-        raise SchemaError(f"{path}: missing although its case is ok: run the case again")
-    try:
-        table = pq.read_table(path, partitioning=None, use_threads=False)
-        absent = [name for name in schema.names if name not in table.column_names]
-        if absent:
-            raise SchemaError(f"{path}: column '{absent[0]}' is missing: written by another version, run again")
-        table = table.select(schema.names).replace_schema_metadata(None).cast(schema)
-    except (OSError, ValueError, pa.ArrowException) as error:
-        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SchemaError(f"{path}: not a readable table ({first_line}): run the case again") from error
-    for column_name, column in zip(table.column_names, table.columns, strict=True):
-        if column.null_count:
-            raise SchemaError(f"{path}: column '{column_name}' holds empty values: run the case again")
-    return table
 
 
 def without_context(table: pd.DataFrame) -> pd.DataFrame:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ddbench.analysis.frames import TABLES, table_schema
+from ddbench.analysis.tables import TABLES, table_schema
 from ddbench.engine.stages import ROUND_STAGES, Stage
 from ddbench.records import (
     CaseResult,

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from ddbench import units
-from ddbench.analysis.frames import TABLES
 from ddbench.analysis.metrics import METRICS
+from ddbench.analysis.tables import TABLES
 from ddbench.records import Environment, LoadSample, Manifest, ModelCard, NotMeasured, OkResult
 from ddbench.report import cells
 from ddbench.report.document import Cell, Column, Section, Skipped, Table

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ddbench.analysis.frames import CONTEXT_COLUMNS, TABLES, load_run, merge_runs, table_schema
+from ddbench.analysis.frames import CONTEXT_COLUMNS, load_run, merge_runs
 from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases
+from ddbench.analysis.tables import TABLES, table_schema
 from ddbench.errors import SchemaError, UserError
 from ddbench.harness import store
 from ddbench.records import SkippedCase

@@ -51,7 +51,7 @@ def test_ablation_changes_one_field_at_every_axis_point(can: Capabilities, exper
 
 
 def test_ablating_what_defines_the_arm_is_refused(can: Capabilities, experiment: ExperimentSpec) -> None:
-    with pytest.raises(UserError, match="tree_compile.*defines the arm 'ddtree'"):
+    with pytest.raises(UserError, match=r"tree_compile.*defines the arm 'ddtree'"):
         make_plan(experiment.model_copy(update={"ablate": axes(tree_compile=("causal",))}), can)
 
 

@@ -124,7 +124,10 @@ def test_an_exception_in_the_parent_kills_the_child(tmp_path: Path) -> None:
 
 def test_a_worker_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
     """The end of its standard input is all that a worker sees of a parent killed by -9."""
-    code = "from ddbench.harness import worker; import time; worker._end_with_parent(); print('up', flush=True); time.sleep(60)"
+    code = (
+        "import time; from ddbench.harness import worker; worker._end_with_parent(); print('up', flush=True);"
+        "time.sleep(60)"
+    )
     process = psutil.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1)
     assert process.stdout.readline() == b"up\n"
     process.stdin.close()

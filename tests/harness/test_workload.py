@@ -68,7 +68,7 @@ def test_kinds_take_turns_and_can_be_chosen(folder: Path) -> None:
     assert mixed.measured[0].prompt[:2] == (1, 2)
     prose = build_workload(WorkloadSpec(num_requests=2, kinds=("prose",)), TINY, folder, 0)
     assert {request.kind for request in prose.measured} == {"prose"}
-    with pytest.raises(UserError, match="no prompts of kind 'poetry'.*code, prose"):
+    with pytest.raises(UserError, match=r"no prompts of kind 'poetry'.*code, prose"):
         build_workload(WorkloadSpec(kinds=("poetry",)), TINY, folder, 0)
 
 
