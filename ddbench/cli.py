@@ -183,8 +183,7 @@ def report_command(runs: tuple[Path, ...], formats: str, out: Path | None) -> No
     """
     from ddbench.report.build import build_report
 
-    for path in build_report(list(runs), _formats(formats), out):
-        click.echo(f"report: {path}")
+    _name_reports(build_report(list(runs), _formats(formats), out))
 
 
 # --------------------------------------------------------------------------------------------------- behind commands
@@ -210,6 +209,12 @@ def _formats(text: str) -> tuple[str, ...]:
     if not formats:
         raise UserError(f"--format names no format: {', '.join(FORMATS)}")
     return formats
+
+
+def _name_reports(files: Sequence[Path]) -> None:
+    for file in files:
+        if file.suffix in (".html", ".md"):
+            click.echo(f"report: {file}")
 
 
 def _axes(concurrency: str | None, sets: Sequence[str]) -> list[Axis]:
@@ -268,8 +273,7 @@ def _conclude(tally: Tally, path: Path, has_report: bool) -> None:
         from ddbench.report.console import print_report
 
         print_report(report_on([path]), _console())
-        for file in build_report([path], ("html", "md"), None):
-            click.echo(f"report: {file}")
+        _name_reports(build_report([path], ("html", "md"), None))
     if tally.exit_code:
         click.secho("error: not every case was measured and correct", fg="red", err=True)
     raise SystemExit(tally.exit_code)

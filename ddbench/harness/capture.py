@@ -188,13 +188,16 @@ def load_sample(before: float | NotMeasured, after: float | NotMeasured, device:
 
 
 _THROTTLE_BITS = {
-    0x0000000000000002: "applications clocks setting",
-    0x0000000000000004: "software power cap",
-    0x0000000000000008: "hardware slowdown",
-    0x0000000000000010: "sync boost",
-    0x0000000000000020: "software thermal slowdown",
-    0x0000000000000040: "hardware thermal slowdown",
-    0x0000000000000080: "hardware power brake",
+    0x002: "applications clocks setting",
+    0x004: "software power cap",
+    0x008: "hardware slowdown",
+    0x010: "sync boost",
+    0x020: "software thermal slowdown",
+    0x040: "hardware thermal slowdown",
+    0x080: "hardware power brake",
+    0x100: "display clock setting",
+    0x200: "board limit",
+    0x400: "reliability",
 }  # bit 0 is "idle": no throttling
 
 

@@ -12,6 +12,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -61,7 +62,7 @@ def read_environment(device: Literal["cpu", "cuda"]) -> Environment:
         properties = torch.cuda.get_device_properties(0)
         name, memory = properties.name, properties.total_memory
     return Environment(
-        platform=f"{platform.system()}-{platform.release()}",
+        platform="-".join((platform.system(), *re.findall(r"^\d+\.\d+", platform.release()))),
         machine=platform.machine(),
         cpu_model=_cpu_model(),
         num_cpus=_num_cpus(),

@@ -40,6 +40,7 @@ class SweepDisplay:
             TextColumn("{task.fields[left]}"),
             console=console,
             transient=True,
+            refresh_per_second=2,  # the bar runs beside the measurement
             disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("", total=num_cases, completed=self._num_done, left="")
@@ -100,10 +101,11 @@ def _speed(result: OkResult) -> str:
 
 
 def _acceptance_length(result: OkResult) -> str:
-    num_rounds = result.counters["num_rounds"]
-    if not num_rounds:
+    """Tokens that reached the output per round, pooled; a request's first token comes from its prefill."""
+    counters = result.counters
+    if not counters["num_rounds"]:
         return "-"
-    return units.significant(result.counters["tokens_accepted"] / num_rounds + 1)
+    return units.significant((counters["tokens_emitted"] - counters["num_requests"]) / counters["num_rounds"])
 
 
 def _parity_note(result: OkResult) -> str:

@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -250,8 +250,3 @@ def _read_text(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise SchemaError(f"{path}: cannot be read ({reason})") from error
-
-
-def find_runs(out: Path) -> Iterable[Path]:
-    """Run folders below `out`, the newest last."""
-    return sorted(path.parent for path in out.glob("*/manifest.json"))

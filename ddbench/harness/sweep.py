@@ -83,7 +83,10 @@ def new_run(plan: Plan, out: Path) -> RunFolder:
     """The folder of a new run, its manifest written."""
     if not plan.cases:
         raise DdbenchError(f"nothing to measure: all {len(plan.skipped)} cases of the plan are skipped")
-    environment = environment_of(plan.cases[0].engine.device)
+    engine = plan.experiment.engine
+    environment = environment_of(engine.device)
+    if engine.num_threads is not None:
+        environment = environment.model_copy(update={"num_threads": engine.num_threads})
     now = datetime.now(UTC)
     manifest = Manifest(
         run_id=run_id(now.strftime("%Y%m%dT%H%M%SZ"), plan.experiment.name, _plan_digest(plan, environment)),

@@ -9,7 +9,9 @@ Ld layers, S cache rows, K captured layers, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import nn
@@ -72,12 +74,14 @@ class DrafterLayer(nn.Module):
 class Drafter(nn.Module):
     """Block plus draft K/V cache to draft logits."""
 
+    layers: Sequence[DrafterLayer]  # an nn.ModuleList
+
     def __init__(self, shape: DrafterShape, num_positions: int) -> None:
         super().__init__()
         self.shape = shape
         self.fc = linear(len(shape.target_layer_ids) * shape.target_hidden, shape.hidden)
         self.hidden_norm = RMSNorm(shape.hidden, shape.norm_eps)
-        self.layers = nn.ModuleList(DrafterLayer(shape) for _ in range(shape.num_layers))
+        self.layers = cast(Sequence[DrafterLayer], nn.ModuleList(DrafterLayer(shape) for _ in range(shape.num_layers)))
         self.norm = RMSNorm(shape.hidden, shape.norm_eps)
         # A block drafted near the end of the context reaches beyond it.
         self.rotary = RotaryTable(shape.rope, num_positions + shape.block_size)
@@ -88,13 +92,13 @@ class Drafter(nn.Module):
 
     def materialize_weights(self) -> MaterializeWeights:
         """Copies of the weights, stacked over layers as the batched kernels want them."""
-        attentions = [layer.attention for layer in self.layers]  # type: ignore[union-attr]
-        kv = torch.stack([torch.cat((a.k_proj.weight, a.v_proj.weight)) for a in attentions])  # type: ignore[union-attr,arg-type]
+        attentions = [layer.attention for layer in self.layers]
+        kv = torch.stack([torch.cat((a.k_proj.weight, a.v_proj.weight)) for a in attentions])
         return MaterializeWeights(
             fc=self.fc.weight,
             hidden_norm=self.hidden_norm.weight,
             kv_weights=kv.detach().contiguous(),
-            k_norms=torch.stack([a.k_norm.weight for a in attentions]).detach(),  # type: ignore[union-attr,misc]
+            k_norms=torch.stack([a.k_norm.weight for a in attentions]).detach(),
             eps=self.shape.norm_eps,
             cos=self.rotary.cos,
             sin=self.rotary.sin,
@@ -125,10 +129,10 @@ class Drafter(nn.Module):
             rule = (self.shape.window(i), self.shape.causal_in_block(i))
             if rule not in masks:
                 masks[rule] = dense_mask(lengths, block, context_bound, None, window=rule[0], causal=rule[1])
-            h = layer.input_norm(x)  # type: ignore[operator]
-            attention: DrafterAttention = layer.attention  # type: ignore[assignment]
+            h = layer.input_norm(x)
+            attention = layer.attention
             k_cache[i][slots], v_cache[i][slots] = attention.key_value(h, rows)
             out = tree_attention_dense(attention.query(h, rows), k_cache[i], v_cache[i], masks[rule], attention.scale)
             x = x + attention.o_proj(out.flatten(2))
-            x = x + layer.mlp(layer.post_norm(x))  # type: ignore[operator]
+            x = x + layer.mlp(layer.post_norm(x))
         return target.head(self.norm(x[:, 1:]))

@@ -5,6 +5,9 @@ Letters: B batch rows, N tokens, M hidden, I MLP width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Self
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -44,9 +47,26 @@ class SwiGLU(nn.Module):
         return self.down(F.silu(gate) * up)
 
 
-class RotaryTable(nn.Module):
-    """cos and sin of every position, fp32; `rows` picks those of the tokens at hand."""
+class FixedPrecision(nn.Module):
+    """A module some of whose buffers follow it to other devices but keep their dtype and values in every precision."""
 
+    FIXED: tuple[str, ...] = ()
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        kept = {name: getattr(self, name) for name in self.FIXED if name in self._buffers}
+        super()._apply(fn, recurse)
+        for name, tensor in kept.items():
+            setattr(self, name, tensor.to(getattr(self, name).device))
+        return self
+
+
+class RotaryTable(FixedPrecision):
+    """cos and sin of every position; `rows` picks those of the tokens at hand.
+
+    Always fp32: bf16 angles go wrong within a few hundred positions.
+    """
+
+    FIXED = ("cos", "sin")
     cos: torch.Tensor  # [positions, rotary_dim/2]
     sin: torch.Tensor
 
@@ -65,13 +85,6 @@ class RotaryTable(nn.Module):
     def rows(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin rows of `positions` [B, N], each [B, N, 1, rotary_dim/2]."""
         return self.cos[positions][:, :, None], self.sin[positions][:, :, None]
-
-    def _apply(self, fn, recurse: bool = True):  # type: ignore[no-untyped-def]
-        """Follow the model to another device, but stay fp32: bf16 angles go wrong within a few hundred."""
-        cos, sin = self.cos, self.sin
-        super()._apply(fn, recurse)
-        self.cos, self.sin = cos.to(self.cos.device), sin.to(self.sin.device)
-        return self
 
 
 def attention_scale(head_dim: int, rope: RopeShape) -> float:

@@ -10,14 +10,22 @@ import torch.nn.functional as F
 from torch import nn
 
 from ddbench.kernels import int4, moe_experts, moe_route
-from ddbench.models.layers import SwiGLU
+from ddbench.models.layers import FixedPrecision, SwiGLU
 from ddbench.models.shapes import MoEShape
 
 _MATRICES = ("gate_up", "down")
 
 
-class RoutedExperts(nn.Module):
+class RoutedExperts(FixedPrecision):
     """E SwiGLU experts stacked. INT4 keeps packed words and scales; `dequantize` unpacks them once, for good."""
+
+    FIXED = ("gate_up_scales", "down_scales")  # bf16 as stored, whatever precision the model computes in
+    gate_up: torch.Tensor  # [E, 2I, M], gate rows first; where the experts are float
+    down: torch.Tensor  # [E, M, I]
+    gate_up_packed: torch.Tensor  # [E, 2I, M/8] int32; where they are packed
+    gate_up_scales: torch.Tensor  # [E, 2I, M/group] bf16
+    down_packed: torch.Tensor  # [E, M, I/8] int32
+    down_scales: torch.Tensor  # [E, M, I/group] bf16
 
     def __init__(self, hidden: int, shape: MoEShape) -> None:
         super().__init__()
@@ -32,14 +40,6 @@ class RoutedExperts(nn.Module):
                 self.register_buffer(f"{name}_scales", scales)
             else:
                 self.register_parameter(name, nn.Parameter(torch.empty(shape.num_experts, rows, columns)))
-
-    def _apply(self, fn, recurse: bool = True):  # type: ignore[no-untyped-def]
-        """Scales stay bf16 as stored, whatever precision the model computes in."""
-        super()._apply(fn, recurse)
-        if self.is_packed:
-            for name in _MATRICES:
-                setattr(self, f"{name}_scales", getattr(self, f"{name}_scales").to(torch.bfloat16))
-        return self
 
     def dequantize(self, dtype: torch.dtype) -> None:
         """Replace packed words by float weights of the same values."""
@@ -61,9 +61,10 @@ class RoutedExperts(nn.Module):
         return moe_experts.moe_experts(x, ids, weights, self.gate_up, self.down)
 
 
-class MoE(nn.Module):
+class MoE(FixedPrecision):
     """Router, routed experts and shared experts (one SwiGLU of `num_shared` times the expert width)."""
 
+    FIXED = ("bias",)
     bias: torch.Tensor  # [E] fp32, added to the scores for the choice only
 
     def __init__(self, hidden: int, shape: MoEShape) -> None:

@@ -7,7 +7,7 @@ Letters: B batch rows, N new tokens, M hidden, V vocabulary, K captured layers, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -25,13 +25,16 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, shape: TargetShape, layer: int) -> None:
         super().__init__()
-        kind = GQAAttention if isinstance(shape.attention, GQAShape) else MLAAttention
         self.input_norm = RMSNorm(shape.hidden, shape.norm_eps)
-        self.attention = kind(shape.hidden, shape.attention, shape.rope, shape.norm_eps)  # type: ignore[arg-type]
+        self.attention: GQAAttention | MLAAttention
+        if isinstance(shape.attention, GQAShape):
+            self.attention = GQAAttention(shape.hidden, shape.attention, shape.rope, shape.norm_eps)
+        else:
+            self.attention = MLAAttention(shape.hidden, shape.attention, shape.rope, shape.norm_eps)
         self.post_norm = RMSNorm(shape.hidden, shape.norm_eps)
-        if shape.is_moe_layer(layer):
-            assert shape.moe is not None
-            self.mlp: nn.Module = MoE(shape.hidden, shape.moe)
+        self.mlp: MoE | SwiGLU
+        if shape.moe is not None and shape.is_moe_layer(layer):
+            self.mlp = MoE(shape.hidden, shape.moe)
         else:
             self.mlp = SwiGLU(shape.hidden, shape.dense_width)
 
@@ -47,13 +50,16 @@ class Target(nn.Module):
     norm (Hugging Face's `hidden_states[i + 1]`).
     """
 
+    layers: Sequence[DecoderLayer]  # an nn.ModuleList
+
     def __init__(self, shape: TargetShape, capture_ids: tuple[int, ...] = ()) -> None:
         super().__init__()
         assert all(0 <= i < shape.num_layers for i in capture_ids), f"capture ids {capture_ids} of {shape.num_layers}"
         self.shape = shape
         self.capture_ids = capture_ids
         self.embedding = nn.Embedding(shape.vocab, shape.hidden)
-        self.layers = nn.ModuleList(DecoderLayer(shape, layer) for layer in range(shape.num_layers))
+        layers = nn.ModuleList(DecoderLayer(shape, layer) for layer in range(shape.num_layers))
+        self.layers = cast(Sequence[DecoderLayer], layers)
         self.norm = RMSNorm(shape.hidden, shape.norm_eps)
         self.lm_head = linear(shape.hidden, shape.vocab)
         if shape.tie_embeddings:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import safetensors.torch
 import torch
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError
 from torch import nn
 
@@ -26,6 +29,9 @@ from ddbench.models.moe import RoutedExperts
 from ddbench.models.shapes import DRAFTERS, TARGETS, DrafterShape, TargetShape
 from ddbench.models.target import Target
 from ddbench.spec import EngineSpec
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+ShapeT = TypeVar("ShapeT", bound=BaseModel)
 
 PRETRAINED = Path(__file__).resolve().parent / "pretrained"
 
@@ -57,6 +63,8 @@ def load_models(spec: EngineSpec) -> Models:
     """The models an engine spec names, on its device and in its dtype."""
     dtype = torch.float32 if spec.dtype == "float32" else torch.bfloat16
     folder = checkpoint_folder(spec.target)
+    if folder is None and spec.drafter is not None:
+        raise UserError(f"drafter '{spec.drafter}': target '{spec.target}' has random weights, no drafter fits them")
     if folder is None:
         models = random_models(spec.target, seed=spec.seed, dtype=dtype, device=spec.device)
     else:
@@ -120,7 +128,7 @@ def random_models(target: str, *, seed: int = 0, dtype: torch.dtype = torch.floa
     return Models(_ready(model, dtype, device), _ready(drafter, dtype, device), facts, None)
 
 
-def _ready(module: nn.Module, dtype: torch.dtype, device: str | torch.device) -> nn.Module:  # type: ignore[type-var]
+def _ready(module: ModuleT, dtype: torch.dtype, device: str | torch.device) -> ModuleT:
     return module.to(device=device, dtype=dtype).requires_grad_(False).eval()
 
 
@@ -155,21 +163,37 @@ def _randomize_packed(experts: RoutedExperts, seed: int) -> None:
 
 
 def read_shapes(folder: Path) -> tuple[TargetShape, DrafterShape]:
-    """Both shapes from a folder's config.json, checked against each other."""
+    """Both shapes from a checkpoint folder's config.json, checked against each other."""
     path = folder / "config.json"
+    if not path.is_file():
+        raise CheckpointError(f"{folder}: no config.json there; expected a checkpoint folder")
+    return shapes_from(path)
+
+
+def shapes_from(path: Path) -> tuple[TargetShape, DrafterShape]:
+    """Both shapes from a JSON file {"target": TargetShape, "drafter": DrafterShape}, checked against each other."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        shapes = TargetShape(**data["target"]), DrafterShape(**data["drafter"])
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{folder}: no config.json there; expected a checkpoint folder") from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
+    target, drafter = _shape(TargetShape, data, "target", path), _shape(DrafterShape, data, "drafter", path)
+    check_pair(target, drafter, where=str(path))
+    return target, drafter
+
+
+def _shape(kind: type[ShapeT], data: Any, part: str, path: Path) -> ShapeT:
+    if not isinstance(data, dict) or not isinstance(data.get(part), dict):
+        raise CheckpointError(f"{path}: has no '{part}' table; expected {{'target': ..., 'drafter': ...}}")
+    try:
+        return kind(**data[part])
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise CheckpointError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}") from error
-    check_pair(*shapes, where=str(path))
-    return shapes
+        where = ".".join(str(piece) for piece in (part, *first["loc"]))
+        if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
+            hint = did_you_mean(str(first["loc"][0]), kind.model_fields)
+            raise CheckpointError(f"{path}: {where}: unknown key; {hint}") from error
+        got = "" if first["type"] in ("missing", "value_error") else f", got {first['input']!r}"
+        raise CheckpointError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}{got}") from error
 
 
 def check_pair(target: TargetShape, drafter: DrafterShape, where: str) -> None:
@@ -216,39 +240,59 @@ def load_strict(module: nn.Module, path: Path) -> str:
         raise CheckpointError(f"{path}: missing") from error
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: damaged: {error}") from error
-    wanted = module.state_dict()
+    wanted = _state(module)
     for what, names in (("misses", wanted.keys() - stored.keys()), ("has an unused", stored.keys() - wanted.keys())):
         if names:
             raise CheckpointError(f"{path}: {what} tensor '{min(names)}' ({len(names)} such)")
     for name, tensor in stored.items():
-        if tensor.shape != wanted[name].shape:
-            raise CheckpointError(
-                f"{path}: tensor '{name}' has shape {list(tensor.shape)}, expected {list(wanted[name].shape)}"
-            )
-        if tensor.dtype == torch.float16:
-            raise CheckpointError(
-                f"{path}: tensor '{name}' is float16, which overflows in DFlash drafters; use bfloat16"
-            )
-        if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise CheckpointError(f"{path}: tensor '{name}' has non-finite values")
-    module.load_state_dict(stored)
+        if reason := _reason_against(tensor, wanted[name]):
+            raise CheckpointError(f"{path}: tensor '{name}' {reason}")
+    module.load_state_dict(stored, strict=False)  # checked above; a tied tensor stands in the file once
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def save_pair(folder: Path, target: Target, drafter: Drafter | None) -> None:
-    """Write a checkpoint folder: bf16 floats, INT4 experts as they are. `drafter` None keeps an existing file."""
+def _state(module: nn.Module) -> Mapping[str, torch.Tensor]:
+    """What a checkpoint holds: parameters and persistent buffers, a tied tensor under its first name only."""
+    first_names: dict[int, str] = {}
+    state = module.state_dict(keep_vars=True)
+    for name, tensor in state.items():
+        first_names.setdefault(id(tensor), name)
+    return {name: state[name].detach() for name in first_names.values()}
+
+
+def _reason_against(tensor: torch.Tensor, wanted: torch.Tensor) -> str | None:
+    """Why a stored tensor cannot take the place of `wanted`."""
+    if tensor.shape != wanted.shape:
+        return f"has shape {list(tensor.shape)}, expected {list(wanted.shape)}"
+    if tensor.dtype == torch.float16:
+        return "is float16, whose range DFlash drafters overflow; convert it to bfloat16"
+    if tensor.is_floating_point() != wanted.is_floating_point():
+        return f"is {tensor.dtype}, expected {wanted.dtype}"
+    if tensor.is_floating_point() and not tensor.isfinite().all():
+        return "has non-finite values"
+    return None
+
+
+def save_pair(folder: Path, target: Target, drafter: Drafter | None, drafter_shape: DrafterShape | None = None) -> None:
+    """Write a checkpoint folder: bf16 floats, INT4 experts as they are.
+
+    `drafter` None keeps an existing file; the config then names `drafter_shape`, or the one of the target's name.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    _save(target, folder / "target.safetensors")
-    drafter_shape = DRAFTERS[target.shape.name] if drafter is None else drafter.shape
     if drafter is not None:
+        drafter_shape = drafter.shape
         _save(drafter, folder / "drafter.safetensors")
-    config = {"target": target.shape.model_dump(), "drafter": drafter_shape.model_dump()}
+    _save(target, folder / "target.safetensors")
+    shape = drafter_shape or DRAFTERS[target.shape.name]
+    config = {"target": target.shape.model_dump(), "drafter": shape.model_dump()}
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
 
 def _save(module: nn.Module, path: Path) -> None:
     stored = {
         name: (tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor).contiguous().cpu()
-        for name, tensor in module.state_dict().items()
+        for name, tensor in _state(module).items()
     }
-    safetensors.torch.save_file(stored, path)
+    partial = path.with_suffix(".partial")
+    safetensors.torch.save_file(stored, partial)
+    os.replace(partial, path)

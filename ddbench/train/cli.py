@@ -9,11 +9,22 @@ import click
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+DEVICE = click.Choice(["cpu", "cuda"])
 
 
 @click.group()
 def train() -> None:
-    """Train a target, then a DFlash drafter on its continuations."""
+    """Train a target, then a DFlash drafter on its continuations; evaluate the pair.
+
+    \b
+    Example, in this order:
+      ddbench train corpus --out corpus
+      ddbench train target --corpus corpus/corpus-train.jsonl.xz --heldout corpus/corpus-heldout.jsonl.xz \\
+        --tokenizer tokenizer.json --out pair --minutes 7
+      ddbench train drafter --corpus corpus/corpus-train.jsonl.xz --heldout corpus/corpus-heldout.jsonl.xz \\
+        --out pair --minutes 7
+      ddbench train evaluate --pair pair --save
+    """
 
 
 def _shared(command: Any) -> Any:
@@ -23,10 +34,12 @@ def _shared(command: Any) -> Any:
         click.option("--out", type=FOLDER, required=True, help="Pair folder: weights, config, card."),
         click.option("--work", type=FOLDER, help="Checkpoints and caches [OUT/work]; a killed run resumes from there."),
         click.option("--steps", type=click.IntRange(1), help="Steps at most."),
-        click.option("--minutes", type=float, help="Minutes at most; the schedule ends on time."),
+        click.option(
+            "--minutes", type=click.FloatRange(0, min_open=True), help="Minutes at most; the schedule ends on time."
+        ),
         click.option("--batch-rows", type=click.IntRange(1), help="Rows per step."),
         click.option("--seed", type=int, default=0, show_default=True),
-        click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cuda", show_default=True),
+        click.option("--device", type=DEVICE, default="cuda", show_default=True),
     )
     for option in reversed(options):
         command = option(command)
@@ -34,19 +47,29 @@ def _shared(command: Any) -> Any:
 
 
 @train.command("target")
-@click.option("--shape", default="nano-k2", show_default=True, help="A named target shape (`ddbench list`).")
+@click.option(
+    "--shape",
+    default="nano-k2",
+    show_default=True,
+    help='A named shape (`ddbench list`), or a JSON file {"target": ..., "drafter": ...} like a pair\'s config.json.',
+)
 @click.option("--tokenizer", type=FILE, required=True)
 @click.option("--window", type=click.IntRange(8), help="Tokens per row.")
 @_shared
-def target_command(**options: Any) -> None:
+@click.pass_context
+def target_command(context: click.Context, **options: Any) -> None:
     """Train a target language model from scratch.
 
-    Example: ddbench train target --corpus corpus-train.jsonl.xz --heldout corpus-heldout.jsonl.xz
-    --tokenizer tokenizer.json --out pair --minutes 7
+    \b
+    Examples:
+      ddbench train target --corpus corpus-train.jsonl.xz --heldout corpus-heldout.jsonl.xz \\
+        --tokenizer tokenizer.json --out pair --minutes 7
+      ddbench train target --shape my-shape.json --device cpu --steps 20 ...
     """
+    from ddbench.train.card import command_line
     from ddbench.train.pipeline import run_target
 
-    run_target(echo=click.echo, **options)
+    run_target(echo=click.echo, command=command_line(context), **options)
 
 
 @train.command("drafter")
@@ -56,15 +79,44 @@ def target_command(**options: Any) -> None:
 )
 @click.option("--greedy-share", type=click.FloatRange(0, 1), default=0.6, show_default=True)
 @_shared
-def drafter_command(**options: Any) -> None:
+@click.pass_context
+def drafter_command(context: click.Context, **options: Any) -> None:
     """Generate the target's continuations and train its DFlash drafter on them.
 
-    Example: ddbench train drafter --corpus corpus-train.jsonl.xz --heldout corpus-heldout.jsonl.xz --out pair
-    --minutes 6
+    \b
+    Example:
+      ddbench train drafter --corpus corpus-train.jsonl.xz --heldout corpus-heldout.jsonl.xz \\
+        --out pair --minutes 7
     """
+    from ddbench.train.card import command_line
     from ddbench.train.pipeline import run_drafter
 
-    run_drafter(echo=click.echo, **options)
+    run_drafter(echo=click.echo, command=command_line(context), **options)
+
+
+@train.command("evaluate")
+@click.option("--pair", default="nano-k2", show_default=True, help="A shipped pair, or a pair folder.")
+@click.option("--prompts", "num_prompts", type=click.IntRange(1), help="Held-out prompts [all of them].")
+@click.option("--max-new-tokens", type=click.IntRange(2), default=64, show_default=True)
+@click.option("--concurrency", type=click.IntRange(1), default=16, show_default=True, help="Requests in flight.")
+@click.option("--device", type=DEVICE, default="cpu", show_default=True)
+@click.option("--save", is_flag=True, help="Write the result into the pair's training-card.json.")
+@click.pass_context
+def evaluate_command(context: click.Context, save: bool, **options: Any) -> None:
+    """Acceptance lengths of a trained pair: greedy, FP32, on its held-out prompts, every arm against plain decoding.
+
+    \b
+    Examples:
+      ddbench train evaluate
+      ddbench train evaluate --pair pair --prompts 24 --max-new-tokens 32
+    """
+    from ddbench.train.card import command_line
+    from ddbench.train.evaluate import evaluate_pair, save_evaluation, table
+
+    evaluation = evaluate_pair(report=click.echo, command=command_line(context), **options)
+    click.echo(table(evaluation))
+    if save:
+        click.echo(f"card: {save_evaluation(options['pair'], evaluation)}")
 
 
 @train.command("corpus")
@@ -73,7 +125,9 @@ def drafter_command(**options: Any) -> None:
 def corpus_command(out: Path, roots: tuple[str, ...]) -> None:
     """Collect the text corpus from installed packages and given folders.
 
-    Example: ddbench train corpus --out corpus --root python-docs=/usr/share/doc/python3.11/html
+    \b
+    Example:
+      ddbench train corpus --out corpus --root python-docs=/usr/share/doc/python3.11/html
     """
     from ddbench.train.pipeline import run_corpus
 

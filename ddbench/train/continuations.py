@@ -5,16 +5,19 @@ Greedy and sampled answers in one batch, long loops left out. Letters: B rows, T
 
 from __future__ import annotations
 
+import hashlib
+import time
 from dataclasses import dataclass
 
 import torch
 
+from ddbench.errors import UserError
 from ddbench.kernels.mla_tree_attention import mla_tree_attention_dense
 from ddbench.kernels.tree_attention import dense_mask, tree_attention_dense
 from ddbench.models.inputs import VerifyInputs
 from ddbench.models.moe import MoE
 from ddbench.models.target import Target
-from ddbench.train.loop import Report
+from ddbench.train.loop import Report, time_left
 from ddbench.train.tokens import Windows
 
 PROMPT_LENGTHS = (24, 48, 80, 128)
@@ -29,6 +32,13 @@ class Continuations:
     prompt_lengths: torch.Tensor  # [rows] int64
     num_dropped: int  # rows left out as loops
     num_greedy: int
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of tokens and prompt lengths."""
+        digest = hashlib.sha256(self.tokens.numpy().tobytes())
+        digest.update(self.prompt_lengths.numpy().tobytes())
+        return digest.hexdigest()
 
 
 class _DenseAttention:
@@ -92,24 +102,58 @@ def repetition(tokens: torch.Tensor, prompt_lengths: torch.Tensor, gram: int = 8
 
 
 def generate(
-    model: Target, windows: Windows, num_rows: int, total: int, batch_rows: int, greedy_share: float, report: Report
+    model: Target,
+    windows: Windows,
+    num_rows: int,
+    total: int,
+    batch_rows: int,
+    greedy_share: float,
+    report: Report,
+    min_answer: int = 16,
 ) -> Continuations:
-    """`num_rows` rows (before loops are dropped), prompts of several lengths, in batches of one length each."""
+    """`num_rows` rows (before loops are dropped), prompts of several lengths, in batches of one length each.
+
+    Lengths that leave fewer than `min_answer` of the `total` tokens to the answer are left out.
+    """
+    lengths = [length for length in PROMPT_LENGTHS if length + min_answer <= total]
+    if not lengths:
+        least = PROMPT_LENGTHS[0] + min_answer
+        raise UserError(f"rows of {total} tokens: expected at least {least}, {min_answer} of them for the answer")
     use_wide_experts(model)
-    kept, lengths, dropped, num_greedy, made, turn = [], [], 0, 0, 0, 0
+    began = time.monotonic()
+    batches: list[Continuations] = []
+    made = 0
     with torch.inference_mode():
         while made < num_rows:
-            length = PROMPT_LENGTHS[turn % len(PROMPT_LENGTHS)]
-            prompts = windows.sample(batch_rows, length)
-            uniform = torch.rand(batch_rows, generator=windows.generator, device=prompts.device)
-            temperature = torch.where(uniform < greedy_share, 0.0, 0.5 + 0.5 * uniform)
-            tokens = continue_prompts(model, prompts, total, temperature, windows.generator)
-            prompt_lengths = torch.full((batch_rows,), length, device=tokens.device)
-            keep = repetition(tokens, prompt_lengths) <= MAX_REPETITION
-            kept.append(tokens[keep].int().cpu())
-            lengths.append(prompt_lengths[keep].cpu())
-            num_greedy += int((keep & (temperature == 0)).sum())
-            dropped += int((~keep).sum())
-            made, turn = made + batch_rows, turn + 1
-            report(f"continuations: {made}/{num_rows} rows, {dropped} loops dropped")
-    return Continuations(torch.cat(kept), torch.cat(lengths), dropped, num_greedy)
+            prompts = windows.sample(batch_rows, lengths[len(batches) % len(lengths)])
+            batches.append(_batch(model, prompts, total, greedy_share, windows.generator))
+            made += batch_rows
+            dropped = sum(batch.num_dropped for batch in batches)
+            left = time_left(min(1.0, made / num_rows), time.monotonic() - began)
+            report(f"continuations: {made}/{num_rows} rows, {dropped} loops dropped, {left}")
+    rows = Continuations(
+        torch.cat([batch.tokens for batch in batches]),
+        torch.cat([batch.prompt_lengths for batch in batches]),
+        sum(batch.num_dropped for batch in batches),
+        sum(batch.num_greedy for batch in batches),
+    )
+    if not len(rows.tokens):
+        raise UserError(f"all {made} continuations are loops: train the target longer, or lower --greedy-share")
+    return rows
+
+
+def _batch(
+    model: Target, prompts: torch.Tensor, total: int, greedy_share: float, generator: torch.Generator
+) -> Continuations:
+    """Continue prompts of one length, some greedily, the others at temperatures up to 1; loops are left out."""
+    uniform = torch.rand(len(prompts), generator=generator, device=prompts.device)
+    temperature = torch.where(uniform < greedy_share, 0.0, 0.5 + 0.5 * uniform)
+    tokens = continue_prompts(model, prompts, total, temperature, generator)
+    prompt_lengths = torch.full((len(prompts),), prompts.shape[1], device=tokens.device)
+    keep = repetition(tokens, prompt_lengths) <= MAX_REPETITION
+    return Continuations(
+        tokens=tokens[keep].int().cpu(),
+        prompt_lengths=prompt_lengths[keep].cpu(),
+        num_dropped=int((~keep).sum()),
+        num_greedy=int((keep & (temperature == 0)).sum()),
+    )

@@ -7,7 +7,7 @@ Letters: B rows, T tokens per row, A anchors per row, P block positions, L = P -
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -18,7 +18,7 @@ from ddbench.models.shapes import DrafterShape
 from ddbench.models.target import Target
 from ddbench.models.weights import randomize
 from ddbench.train.continuations import Continuations
-from ddbench.train.loop import Budget, Report, TrainingRun, make_optimizer, run_steps
+from ddbench.train.loop import Budget, Report, TrainingRun, make_optimizer, run_steps, shape_key
 
 GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}  # by block size, as published
 
@@ -85,16 +85,16 @@ def block_logits(
         rule = (shape.window(i), shape.causal_in_block(i))
         if rule not in masks:
             masks[rule] = block_mask(anchors, ids.shape[1], block, *rule)
-        h = layer.input_norm(x)  # type: ignore[operator]
+        h = layer.input_norm(x)
         attention = layer.attention
-        pairs = zip(attention.key_value(context, context_rows), attention.key_value(h, block_rows), strict=True)  # type: ignore[operator,union-attr]
+        pairs = zip(attention.key_value(context, context_rows), attention.key_value(h, block_rows), strict=True)
         k, v = (torch.cat(pair, dim=1).transpose(1, 2) for pair in pairs)  # [B, G, T + A*P, hd]
-        q = attention.query(h, block_rows).transpose(1, 2)  # type: ignore[operator,union-attr]
+        q = attention.query(h, block_rows).transpose(1, 2)
         groups = shape.num_heads // shape.num_kv_heads
         k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
-        out = F.scaled_dot_product_attention(q, k.to(q.dtype), v.to(q.dtype), masks[rule], scale=attention.scale)  # type: ignore[arg-type,union-attr]
-        x = x + attention.o_proj(out.transpose(1, 2).flatten(2))  # type: ignore[operator,union-attr]
-        x = x + layer.mlp(layer.post_norm(x))  # type: ignore[operator]
+        out = F.scaled_dot_product_attention(q, k.to(q.dtype), v.to(q.dtype), masks[rule], scale=attention.scale)
+        x = x + attention.o_proj(out.transpose(1, 2).flatten(2))
+        x = x + layer.mlp(layer.post_norm(x))
     x = drafter.norm(x).unflatten(1, (num_anchors, block))[:, :, 1:]
     return target.head(x)
 
@@ -135,7 +135,7 @@ def replay(
             positions = torch.arange(first, ids.shape[1] - horizon, device=device)
             anchors = positions.expand(len(ids), -1)
             with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-                _, features, _ = target.full(ids)
+                features = target.full(ids)[1]
                 logits = block_logits(drafter, target, features, ids, anchors, block)
             wanted = ids[:, positions[:, None] + torch.arange(1, block, device=device)]  # [B, A, L]
             hits = (logits.argmax(dim=-1) == wanted).long().cumprod(dim=-1).sum(dim=-1).tolist()  # [B, A]
@@ -162,20 +162,20 @@ def train_drafter(
     drafter.to(device)
     tokens, lengths = train.tokens.to(device), train.prompt_lengths.to(device)
     generator = torch.Generator(device=device).manual_seed(recipe.seed)
-    run = TrainingRun(
-        drafter, make_optimizer(drafter, recipe.peak_rate, recipe.weight_decay), {"rows": generator}, folder
-    )
+    identity = {"shape": shape_key(shape), **asdict(recipe), "data": train.digest}
+    optimizer = make_optimizer(drafter, recipe.peak_rate, recipe.weight_decay)
+    run = TrainingRun(drafter, optimizer, {"rows": generator}, folder, identity)
     if run.resume():
         report(f"resumed at step {run.step}")
     block, gamma = shape.block_size, GAMMA.get(shape.block_size, shape.block_size / 2)
 
-    def step(_: int, fraction: float) -> torch.Tensor:
+    def step(index: int, fraction: float) -> torch.Tensor:
         rows = torch.randint(len(tokens), (recipe.batch_rows,), generator=generator, device=device)
         ids = tokens[rows].long()
         anchors = sample_anchors(lengths[rows], ids.shape[1], block, recipe.anchors_per_row, generator)
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             with torch.no_grad():
-                _, features, _ = target.full(ids)
+                features = target.full(ids)[1]
             return draft_loss(block_logits(drafter, target, features, ids, anchors, block), ids, anchors, gamma)
 
     def evaluate() -> dict[str, float]:

@@ -6,19 +6,30 @@ a run limited by time still decays its learning rate.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
+import pickle
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel
 from torch import nn
 
-Report = Callable[[str], None]
+from ddbench import units
+from ddbench.errors import UserError
+
+Report = Callable[[str], object]
+Clock = Callable[[], float]  # seconds
+
+NUM_EVALUATIONS = 10  # per training
+SAVE_SECONDS = 60.0  # of training between checkpoints, at most
+REPORT_STEPS, REPORT_SECONDS = 50, 10.0  # between progress lines, whichever comes first
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,17 @@ def make_optimizer(module: nn.Module, peak: float, weight_decay: float) -> torch
     return torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.95), fused=is_cuda)
 
 
+def shape_key(shape: BaseModel) -> str:
+    """A shape's name and a short digest of all its values."""
+    values = shape.model_dump_json()
+    return f"{getattr(shape, 'name', '')} ({hashlib.sha256(values.encode()).hexdigest()[:8]})"
+
+
+def time_left(done: float, seconds: float) -> str:
+    """`about 41.2 s left`, from the share of the work done and the time that it took."""
+    return f"about {units.duration(seconds / done * (1 - done) * 1e9)} left" if done > 0 else "time left unknown"
+
+
 @dataclass
 class TrainingRun:
     """The mutable state of one training, saved and restored as a whole."""
@@ -60,6 +82,7 @@ class TrainingRun:
     optimizer: torch.optim.Optimizer
     generators: dict[str, torch.Generator]
     folder: Path
+    identity: Mapping[str, Any] = field(default_factory=dict)  # shape, recipe, data: a resumed run must have the same
     step: int = 0
     seconds: float = 0.0
     curve: list[dict[str, float]] = field(default_factory=list)
@@ -71,6 +94,7 @@ class TrainingRun:
     def save(self) -> None:
         """Atomically: a kill leaves the previous checkpoint."""
         state: dict[str, Any] = {
+            "identity": dict(self.identity),
             "module": self.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "generators": {name: g.get_state() for name, g in self.generators.items()},
@@ -85,16 +109,29 @@ class TrainingRun:
         (self.folder / "curve.json").write_text(json.dumps(self.curve, indent=1) + "\n", encoding="utf-8")
 
     def resume(self) -> bool:
-        """Continue from the folder's checkpoint, if there is one."""
+        """Continue from the folder's checkpoint, if there is one; one of another training is a UserError."""
         if not self.path.is_file():
             return False
-        state = torch.load(self.path, map_location="cpu", weights_only=True)
+        state = self._read()
+        for name, now in self.identity.items():
+            then = state["identity"].get(name)
+            if then != now:
+                raise UserError(f"{self.path}: was begun with {name} {then}, now it is {now}; pass another --work")
         self.module.load_state_dict(state["module"])
         self.optimizer.load_state_dict(state["optimizer"])
         for name, generator in self.generators.items():
             generator.set_state(state["generators"][name])
         self.step, self.seconds, self.curve = state["step"], state["seconds"], state["curve"]
         return True
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            state = torch.load(self.path, map_location="cpu", weights_only=True)
+        except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
+            raise UserError(f"{self.path}: damaged ({type(error).__name__}); delete it to train anew") from error
+        if not isinstance(state, dict) or "identity" not in state:
+            raise UserError(f"{self.path}: not a checkpoint of this version; delete it to train anew")
+        return state
 
 
 def run_steps(
@@ -106,35 +143,41 @@ def run_steps(
     *,
     peak: float,
     warmup_steps: int,
-    evaluate_every: float = 0.1,
-    save_seconds: float = 60.0,
+    clock: Clock = time.monotonic,
 ) -> None:
-    """Train until the budget is used, evaluating every tenth of it; `train_step(step, fraction)` returns the loss."""
-    for fraction in _fractions(run, budget):
+    """Train until the budget is used, evaluating every tenth of it; `train_step(step, fraction)` returns the loss.
+
+    Only time spent training counts; a checkpoint follows every evaluation and every minute.
+    """
+    saved, reported = run.seconds, clock()
+    while (fraction := budget.fraction(run.step, run.seconds)) < 1.0:
+        began = clock()
         rate = learning_rate(fraction, run.step, peak, warmup_steps)
-        for group in run.optimizer.param_groups:
-            group["lr"] = rate
-        began = time.monotonic()
-        loss = train_step(run.step, fraction)
-        loss.backward()
-        nn.utils.clip_grad_norm_([p for p in run.module.parameters() if p.grad is not None], 1.0)
-        run.optimizer.step()
-        run.optimizer.zero_grad(set_to_none=True)
-        run.step += 1
-        if run.step % 50 == 0:
-            value = loss.item()  # also keeps the host at most 50 steps ahead of the device
-            report(f"step {run.step}  {100 * fraction:5.1f} %  loss {value:.3f}  lr {rate:.1e}")
-        run.seconds += time.monotonic() - began
+        loss = _update(run, train_step(run.step, fraction), rate)
+        if run.step % REPORT_STEPS == 0 or clock() - reported >= REPORT_SECONDS:
+            value = loss.item()  # also keeps the host from running far ahead of the device
+            reported = clock()
+            left = time_left(fraction, run.seconds)
+            report(f"step {run.step}  {100 * fraction:5.1f} %  loss {value:.3f}  lr {rate:.1e}  {left}")
+        run.seconds += clock() - began
         done = budget.fraction(run.step, run.seconds)
-        if int(done / evaluate_every) > int(fraction / evaluate_every) or done >= 1.0:
-            began = time.monotonic()
+        is_due = int(done * NUM_EVALUATIONS) > int(fraction * NUM_EVALUATIONS)
+        if is_due:
             row = {"step": run.step, "seconds": round(run.seconds, 1), "loss": loss.item(), **evaluate()}
             run.curve.append(row)
             report("held out: " + "  ".join(f"{name} {value:.4g}" for name, value in row.items()))
-            if done >= 1.0 or time.monotonic() - began < save_seconds:
-                run.save()
+        if is_due or run.seconds - saved >= SAVE_SECONDS:
+            run.save()
+            saved = run.seconds
 
 
-def _fractions(run: TrainingRun, budget: Budget) -> Iterator[float]:
-    while (fraction := budget.fraction(run.step, run.seconds)) < 1.0:
-        yield fraction
+def _update(run: TrainingRun, loss: torch.Tensor, rate: float) -> torch.Tensor:
+    """One optimizer step; returns the loss without its graph."""
+    for group in run.optimizer.param_groups:
+        group["lr"] = rate
+    loss.backward()
+    nn.utils.clip_grad_norm_([p for p in run.module.parameters() if p.grad is not None], 1.0)
+    run.optimizer.step()
+    run.optimizer.zero_grad(set_to_none=True)
+    run.step += 1
+    return loss.detach()

@@ -3,67 +3,57 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
+import hashlib
+import os
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from ddbench.errors import UserError
-from ddbench.models.shapes import drafter_shape, target_shape
+from ddbench.errors import UserError, did_you_mean
+from ddbench.models.shapes import TARGETS, DrafterShape, TargetShape, drafter_shape, target_shape
 from ddbench.models.target import Target
-from ddbench.models.weights import count_parameters, dequantize_experts, load_strict, read_shapes, save_pair
+from ddbench.models.weights import (
+    count_parameters,
+    dequantize_experts,
+    load_strict,
+    read_shapes,
+    save_pair,
+    shapes_from,
+)
 from ddbench.train.card import software, update_card
 from ddbench.train.continuations import Continuations, generate
 from ddbench.train.corpus import build_corpus
 from ddbench.train.drafter import DrafterRecipe, train_drafter
+from ddbench.train.loop import Report
 from ddbench.train.target import TargetRecipe, bits_per_byte, train_target
-from ddbench.train.tokens import TokenStream, Windows, load_tokens
+from ddbench.train.tokenizer import load_tokenizer
+from ddbench.train.tokens import TokenStream, Windows, file_digest, load_tokens
 
-Echo = Callable[[str], Any]
+RecipeT = TypeVar("RecipeT", TargetRecipe, DrafterRecipe)
 
-
-def _require_device(device: str) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("no CUDA device here; training on a CPU takes days: pass --device cpu only for a rehearsal")
-
-
-def _recipe(recipe: Any, options: dict[str, Any]) -> Any:
-    """The default recipe with what the command line sets."""
-    known = {field.name for field in dataclasses.fields(recipe)}
-    return dataclasses.replace(recipe, **{k: v for k, v in options.items() if k in known and v is not None})
-
-
-def _command() -> str:
-    """The command line as a reader would repeat it: file names without this machine's folders."""
-    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
-    return shlex.join(["ddbench", "train", *(word for word in words if word != "train")])
-
-
-def _stream_facts(stream: TokenStream) -> dict[str, Any]:
-    return {"sha256": stream.digest, "tokens": len(stream.tokens), "bytes": stream.num_bytes}
+HELDOUT_ROWS = 256  # greedy continuations that the drafter is judged on while it trains
 
 
 def run_target(*, corpus: Path, heldout: Path, out: Path, work: Path | None, shape: str, tokenizer: Path, device: str,
-               echo: Echo, **options: Any) -> None:  # fmt: skip
+               command: str, echo: Report, **options: Any) -> None:  # fmt: skip
     """Train the target and store it with its card."""
     _require_device(device)
     torch.manual_seed(options["seed"])
     work = work or out / "work"
     recipe = _recipe(TargetRecipe(), options)
+    target, drafter = shapes_for(shape)
+    _require_vocabulary(tokenizer, target)
     echo("tokenising the corpus")
-    train_stream = load_tokens(corpus, tokenizer, work)
-    heldout_stream = load_tokens(heldout, tokenizer, work)
+    train_stream = load_tokens(corpus, tokenizer, work, echo)
+    heldout_stream = load_tokens(heldout, tokenizer, work, echo)
     echo(f"{len(train_stream.tokens):,} training tokens, {len(heldout_stream.tokens):,} held out")
     began = time.monotonic()
-    model, curve = train_target(
-        target_shape(shape), drafter_shape(shape), train_stream, heldout_stream, recipe, work / "target", device, echo
-    )
-    save_pair(out, model, None)
+    model, curve = train_target(target, drafter, train_stream, heldout_stream, recipe, work / "target", device, echo)
+    save_pair(out, model, None, drafter)
     if tokenizer.resolve() != (out / "tokenizer.json").resolve():
         shutil.copyfile(tokenizer, out / "tokenizer.json")
     stored = load_float_target(out, device)
@@ -72,10 +62,74 @@ def run_target(*, corpus: Path, heldout: Path, out: Path, work: Path | None, sha
         for kind in sorted(set(heldout_stream.kinds))
     }
     echo("stored model, held-out bits per byte: " + "  ".join(f"{kind} {value:.3f}" for kind, value in final.items()))
-    facts = {"recipe": dataclasses.asdict(recipe), "command": _command(), "curve": curve, "software": software()}
-    facts |= {"corpus": _stream_facts(train_stream), "heldout": _stream_facts(heldout_stream)}
-    facts |= {"parameters": count_parameters(model), "seconds": round(time.monotonic() - began)}
-    update_card(out, "target", {**facts, "heldout_bits_per_byte": final})
+    facts = {
+        **_run_facts(recipe, command, curve, device, began),
+        "corpus": _stream_facts(train_stream),
+        "heldout": _stream_facts(heldout_stream),
+        "parameters": count_parameters(model),
+        "heldout_bits_per_byte": final,
+    }
+    echo(f"card: {update_card(out, 'target', facts)}")
+
+
+def run_drafter(*, corpus: Path, heldout: Path, out: Path, work: Path | None, rows: int, total: int,
+                greedy_share: float, device: str, command: str, echo: Report, **options: Any) -> None:  # fmt: skip
+    """Generate continuations of the stored target, train the drafter, store it with its card."""
+    _require_device(device)
+    torch.manual_seed(options["seed"])
+    work = work or out / "work"
+    recipe = _recipe(DrafterRecipe(), options)
+    shape = read_shapes(out)[1]
+    tokenizer = out / "tokenizer.json"
+    train_stream = load_tokens(corpus, tokenizer, work, echo)
+    heldout_stream = load_tokens(heldout, tokenizer, work, echo)
+    target = load_float_target(out, device)
+    began = time.monotonic()
+
+    def continued(stream: TokenStream, count: int, share: float, seed: int, batch_rows: int) -> Continuations:
+        windows = Windows(stream, device, seed)
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            return generate(target, windows, count, total, min(batch_rows, count), share, echo, shape.block_size)
+
+    key = (file_digest(out / "target.safetensors"), train_stream.digest, rows, total, greedy_share, options["seed"])
+    train_rows = _kept(work, key, lambda: continued(train_stream, rows, greedy_share, options["seed"] + 1, 4096))
+    seconds_generating = time.monotonic() - began
+    heldout_rows = continued(heldout_stream, HELDOUT_ROWS, 1.0, 7, HELDOUT_ROWS)
+    echo(f"{len(train_rows.tokens):,} training rows of {total} tokens")
+    drafter, curve = train_drafter(target, shape, train_rows, heldout_rows, recipe, work / "drafter", device, echo)
+    stored = Target(read_shapes(out)[0], drafter.shape.target_layer_ids)
+    load_strict(stored, out / "target.safetensors")
+    save_pair(out, stored, drafter)
+    data = {"rows": len(train_rows.tokens), "tokens_per_row": total, "loops_dropped": train_rows.num_dropped}
+    data |= {"greedy_rows": train_rows.num_greedy, "seconds_generating": round(seconds_generating)}
+    facts = {
+        **_run_facts(recipe, command, curve, device, began),
+        "data": {**data, "sha256": train_rows.digest},
+        "corpus": _stream_facts(train_stream),
+        "parameters": count_parameters(drafter),
+    }
+    echo(f"card: {update_card(out, 'drafter', facts)}")
+
+
+def run_corpus(out: Path, roots: tuple[str, ...], echo: Report) -> None:
+    """Collect the corpus from named folders."""
+    folders: dict[str, Path] = {}
+    for root in roots:
+        name, separator, folder = root.partition("=")
+        if not separator or not Path(folder).is_dir():
+            raise UserError(f"--root {root!r}: expected NAME=FOLDER with an existing folder")
+        folders[name] = Path(folder)
+    build_corpus(out, folders)
+    echo(f"corpus written to {out}")
+
+
+def shapes_for(shape: str) -> tuple[TargetShape, DrafterShape]:
+    """Target and drafter of a named shape, or of a JSON file laid out like a checkpoint's config.json."""
+    if shape in TARGETS:
+        return target_shape(shape), drafter_shape(shape)
+    if Path(shape).is_file():
+        return shapes_from(Path(shape))
+    raise UserError(f"shape '{shape}' is neither a known name nor a JSON file: {did_you_mean(shape, TARGETS)}")
 
 
 def load_float_target(folder: Path, device: str) -> Target:
@@ -87,61 +141,48 @@ def load_float_target(folder: Path, device: str) -> Target:
     return model.to(device).requires_grad_(False).eval()
 
 
-def run_drafter(*, corpus: Path, heldout: Path, out: Path, work: Path | None, rows: int, total: int,
-                greedy_share: float, device: str, echo: Echo, **options: Any) -> None:  # fmt: skip
-    """Generate continuations of the stored target, train the drafter, store it with its card."""
-    _require_device(device)
-    torch.manual_seed(options["seed"])
-    work = work or out / "work"
-    recipe = _recipe(DrafterRecipe(), options)
-    tokenizer = out / "tokenizer.json"
-    train_stream, heldout_stream = load_tokens(corpus, tokenizer, work), load_tokens(heldout, tokenizer, work)
-    target = load_float_target(out, device)
-    began = time.monotonic()
-    train_rows = _continuations(
-        work / f"continuations-{rows}-{total}.pt",
-        lambda: _generate(target, train_stream, rows, total, greedy_share, device, options["seed"] + 1, echo),
-    )
-    seconds_generating = time.monotonic() - began
-    heldout_rows = _generate(target, heldout_stream, 256, total, 1.0, device, 7, echo, batch_rows=256)
-    echo(f"{len(train_rows.tokens):,} training rows of {total} tokens")
-    drafter, curve = train_drafter(
-        target, read_shapes(out)[1], train_rows, heldout_rows, recipe, work / "drafter", device, echo
-    )
-    stored = Target(read_shapes(out)[0], drafter.shape.target_layer_ids)
-    load_strict(stored, out / "target.safetensors")
-    save_pair(out, stored, drafter)
-    facts = {"recipe": dataclasses.asdict(recipe), "command": _command(), "curve": curve, "software": software()}
-    facts |= {"parameters": count_parameters(drafter), "seconds": round(time.monotonic() - began)}
-    data = {"rows": len(train_rows.tokens), "tokens_per_row": total, "loops_dropped": train_rows.num_dropped}
-    data |= {"greedy_rows": train_rows.num_greedy, "seconds_generating": round(seconds_generating)}
-    update_card(out, "drafter", {**facts, "data": data, "corpus": _stream_facts(train_stream)})
+def _require_device(device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("no CUDA device here; training on a CPU takes days: pass --device cpu only for a rehearsal")
 
 
-def _generate(target: Target, stream: TokenStream, rows: int, total: int, greedy_share: float, device: str, seed: int,
-              echo: Echo, batch_rows: int = 4096) -> Continuations:  # fmt: skip
-    windows = Windows(stream, device, seed)
-    with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-        return generate(target, windows, rows, total, min(batch_rows, rows), greedy_share, echo)
+def _require_vocabulary(path: Path, shape: TargetShape) -> None:
+    size = load_tokenizer(path).get_vocab_size()
+    if size > shape.vocab:
+        raise UserError(f"{path}: {size} tokens, the shape '{shape.name}' has {shape.vocab}; pass another of the two")
 
 
-def _continuations(path: Path, make: Callable[[], Continuations]) -> Continuations:
-    """Generated once, then read back when a killed training resumes."""
+def _recipe(recipe: RecipeT, options: dict[str, Any]) -> RecipeT:
+    """The default recipe with what the command line sets."""
+    known = {field.name for field in dataclasses.fields(recipe)}
+    return dataclasses.replace(recipe, **{k: v for k, v in options.items() if k in known and v is not None})
+
+
+def _run_facts(
+    recipe: TargetRecipe | DrafterRecipe, command: str, curve: list[dict[str, float]], device: str, began: float
+) -> dict[str, Any]:
+    """What both cards say of the run."""
+    return {
+        "recipe": dataclasses.asdict(recipe),
+        "command": command,
+        "curve": curve,
+        "software": software(device),
+        "seconds": round(time.monotonic() - began),
+    }
+
+
+def _stream_facts(stream: TokenStream) -> dict[str, Any]:
+    return {"sha256": stream.digest, "tokens": len(stream.tokens), "bytes": stream.num_bytes}
+
+
+def _kept(work: Path, key: tuple[Any, ...], make: Callable[[], Continuations]) -> Continuations:
+    """Continuations generated once, then read back when a killed training of the same data resumes."""
+    path = work / f"continuations-{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.pt"
     if path.is_file():
         return Continuations(**torch.load(path, weights_only=True))
     data = make()
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(dataclasses.asdict(data), path)
+    partial = path.with_suffix(".partial")
+    torch.save(dataclasses.asdict(data), partial)
+    os.replace(partial, path)
     return data
-
-
-def run_corpus(out: Path, roots: tuple[str, ...], echo: Echo) -> None:
-    """Collect the corpus from named folders."""
-    folders: dict[str, Path] = {}
-    for root in roots:
-        name, separator, folder = root.partition("=")
-        if not separator or not Path(folder).is_dir():
-            raise UserError(f"--root {root!r}: expected NAME=FOLDER with an existing folder")
-        folders[name] = Path(folder)
-    build_corpus(out, folders)
-    echo(f"corpus written to {out}")

@@ -7,6 +7,7 @@ Letters: B rows, T window, V vocabulary, E experts.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from ddbench.models.moe import MoE
 from ddbench.models.shapes import DrafterShape, TargetShape
 from ddbench.models.target import Target
 from ddbench.models.weights import randomize
-from ddbench.train.loop import Budget, Report, TrainingRun, make_optimizer, run_steps
+from ddbench.train.loop import Budget, Report, TrainingRun, make_optimizer, run_steps, shape_key
 from ddbench.train.tokens import TokenStream, Windows
 
 BALANCE_RATE = 1e-3  # step of an expert's selection bias per training step
@@ -75,19 +76,22 @@ def balance(model: Target, loads: torch.Tensor) -> None:
         layer.bias.add_(BALANCE_RATE * torch.sign(load.mean() - load))
 
 
-def bits_per_byte(model: Target, stream: TokenStream, window: int, max_windows: int = 256) -> float:
+def bits_per_byte(
+    model: Target, stream: TokenStream, window: int, fake_quantize: bool = False, max_windows: int = 256
+) -> float:
     """Held-out compression: cross-entropy in bits over the text's UTF-8 bytes (whole windows, an even sample)."""
     tokens = torch.from_numpy(stream.tokens.astype("int64"))
     device = next(model.parameters()).device
+    window = min(window, len(tokens) - 1)
     count = (len(tokens) - 1) // window
     chosen = torch.linspace(0, count - 1, min(count, max_windows)).long().unique()
     total = 0.0
     with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         for part in chosen.split(32):
             ids = tokens[(part * window)[:, None] + torch.arange(window + 1)].to(device)
-            total += next_token_loss(model, ids, fake_quantize=True)[0].item() * len(part)
+            total += next_token_loss(model, ids, fake_quantize)[0].item() * len(part)
     nats_per_token = total / len(chosen)
-    return nats_per_token / 0.6931471805599453 * len(tokens) / stream.num_bytes
+    return nats_per_token / math.log(2) * len(tokens) / stream.num_bytes
 
 
 def train_target(
@@ -106,20 +110,22 @@ def train_target(
     model.to(device)
     windows = Windows(train, device, recipe.seed)
     optimizer = make_optimizer(model, recipe.peak_rate, recipe.weight_decay)
-    run = TrainingRun(model, optimizer, {"windows": windows.generator}, folder)
+    identity = {"shape": shape_key(shape), **asdict(recipe), "corpus": train.digest}
+    run = TrainingRun(model, optimizer, {"windows": windows.generator}, folder, identity)
     if run.resume():
         report(f"resumed at step {run.step}")
+    is_int4 = shape.moe is not None and shape.moe.weight_format == "int4"
 
     def step(_: int, fraction: float) -> torch.Tensor:
         ids = windows.sample(recipe.batch_rows, recipe.window + 1)
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            loss, loads = next_token_loss(model, ids, fake_quantize=fraction >= recipe.quantize_from)
+            loss, loads = next_token_loss(model, ids, is_int4 and fraction >= recipe.quantize_from)
         if loads.numel():
             balance(model, loads)
         return loss
 
     def evaluate() -> dict[str, float]:
-        return {"bits_per_byte": bits_per_byte(model, heldout, recipe.window)}
+        return {"bits_per_byte": bits_per_byte(model, heldout, recipe.window, fake_quantize=is_int4)}
 
     budget = Budget(recipe.steps, recipe.minutes)
     run_steps(run, budget, step, evaluate, report, peak=recipe.peak_rate, warmup_steps=recipe.warmup_steps)
@@ -136,8 +142,3 @@ def pack(model: Target, shape: TargetShape) -> Target:
             state[f"{name}_packed"], state[f"{name}_scales"] = words, scales
     packed.load_state_dict(state)
     return packed.requires_grad_(False).eval()
-
-
-def recipe_facts(recipe: TargetRecipe) -> dict[str, object]:
-    """The recipe as plain values for the training card."""
-    return asdict(recipe)

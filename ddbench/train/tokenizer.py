@@ -85,6 +85,12 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, path: Path) -> Tokeni
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """Read tokenizer.json so that a special token spelled out in a text is plain text: only we place special ids."""
+    try:
+        is_tokenizer = "model" in json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path}: cannot be read as a tokenizer: {error}") from error
+    if not is_tokenizer:
+        raise UserError(f"{path}: not a tokenizer.json: it has no 'model'")
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.encode_special_tokens = True
     return tokenizer

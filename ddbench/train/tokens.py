@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import lzma
+import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 
 from ddbench.errors import UserError
+from ddbench.spec import first_message
 from ddbench.train.corpus import Document, read_documents
+from ddbench.train.loop import REPORT_SECONDS, Report, time_left
 from ddbench.train.tokenizer import load_tokenizer
 
 END_ID = 0
@@ -61,37 +66,55 @@ def file_digest(path: Path) -> str:
 def _documents(path: Path) -> list[Document]:
     try:
         return list(read_documents(path))
-    except (OSError, lzma.LZMAError) as error:
-        raise UserError(f"{path}: not a corpus file (make one with `ddbench train corpus`): {error}") from error
+    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError, ValidationError) as error:
+        reason = first_message(error) if isinstance(error, ValidationError) else str(error)
+        raise UserError(f"{path}: not a corpus file (make one with `ddbench train corpus`): {reason}") from error
 
 
-def load_tokens(corpus: Path, tokenizer_path: Path, cache: Path | None) -> TokenStream:
-    """Tokenise a corpus file, or take the cached array of the same corpus and tokenizer."""
+def load_tokens(corpus: Path, tokenizer_path: Path, cache: Path | None, report: Report) -> TokenStream:
+    """Tokenise a corpus file, or take the array that `cache` holds of the same corpus and tokenizer."""
     digest = file_digest(corpus)
     key = hashlib.sha256(f"{digest}{file_digest(tokenizer_path)}".encode()).hexdigest()[:16]
     cached = None if cache is None else cache / f"tokens-{key}.npz"
     if cached is not None and cached.is_file():
         data = np.load(cached)
         return TokenStream(data["tokens"], data["starts"], tuple(data["kinds"].tolist()), data["doc_bytes"], digest)
-    stream = _tokenize(_documents(corpus), tokenizer_path, digest)
+    stream = _tokenize(_documents(corpus), tokenizer_path, digest, report)
     if cached is not None:
-        cached.parent.mkdir(parents=True, exist_ok=True)
+        _store(stream, cached)
+    return stream
+
+
+def _store(stream: TokenStream, path: Path) -> None:
+    """Atomically: a kill leaves no half-written cache."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
         np.savez(
-            cached,
+            file,
             tokens=stream.tokens,
             starts=stream.starts,
             kinds=np.array(stream.kinds),
             doc_bytes=stream.doc_bytes,
         )
-    return stream
+    os.replace(partial, path)
 
 
-def _tokenize(documents: list[Document], tokenizer_path: Path, digest: str) -> TokenStream:
+def _tokenize(documents: list[Document], tokenizer_path: Path, digest: str, report: Report) -> TokenStream:
     tokenizer = load_tokenizer(tokenizer_path)
+    if tokenizer.get_vocab_size() > np.iinfo(np.uint16).max + 1:
+        raise UserError(f"{tokenizer_path}: {tokenizer.get_vocab_size()} tokens; streams hold 16-bit token ids")
     pieces: list[np.ndarray] = []
+    began = reported = time.monotonic()
     for first in range(0, len(documents), 256):
         texts = [d.text for d in documents[first : first + 256]]
         pieces += [np.array([*e.ids, END_ID], dtype=np.uint16) for e in tokenizer.encode_batch_fast(texts)]
+        if time.monotonic() - reported >= REPORT_SECONDS:
+            reported = time.monotonic()
+            left = time_left(len(pieces) / len(documents), reported - began)
+            report(f"tokenised {len(pieces)}/{len(documents)} documents, {left}")
+    if not pieces:
+        raise UserError("the corpus has no documents")
     lengths = np.array([len(p) for p in pieces], dtype=np.int64)
     return TokenStream(
         tokens=np.concatenate(pieces),
@@ -111,8 +134,8 @@ class Windows:
 
     def sample(self, num_rows: int, length: int) -> torch.Tensor:
         """[num_rows, length] int64 token ids, starting anywhere."""
-        last = len(self.tokens) - length
-        if last <= 0:
+        num_starts = len(self.tokens) - length + 1
+        if num_starts <= 0:
             raise UserError(f"the corpus has {len(self.tokens)} tokens, a training window needs {length}")
-        starts = torch.randint(last, (num_rows,), generator=self.generator, device=self.tokens.device)
+        starts = torch.randint(num_starts, (num_rows,), generator=self.generator, device=self.tokens.device)
         return self.tokens[starts[:, None] + torch.arange(length, device=self.tokens.device)].long()

@@ -123,7 +123,7 @@ def ok_result() -> Callable[[str, Case], OkResult]:
             passes=(PassSummary(pass_name="clean", index=0, wall_ns=1_000_000_000, num_emitted=3, load=load),),
             stage_costs=(),
             path_used={},
-            counters={"num_rounds": 2, "tokens_accepted": 1},
+            counters={"num_rounds": 2, "num_requests": 1, "tokens_emitted": 4},
             peak_memory_bytes=UNKNOWN,
         )  # fmt: skip
 

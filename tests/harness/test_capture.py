@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+import torch
+
 from ddbench.engine.stages import Stage
 from ddbench.engine.types import RoundOutcome
 from ddbench.harness.capture import CAPTURES, CleanProbe, StageProbe, host_load, throttle_names
@@ -111,6 +114,41 @@ def test_when_tokens_arrive_a_round_late_stages_belong_to_the_latest_round() -> 
     with probe.stage(Stage.DRAFT):
         pass
     assert {step for step, _, _ in samples(probe)} == {1}
+
+
+class Event:
+    """A CUDA event that is reached 5 us after the one before."""
+
+    count = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        Event.count += 1
+        self.at = Event.count
+
+    def elapsed_time(self, end: Event) -> float:
+        return (end.at - self.at) * 0.005
+
+
+def test_on_a_gpu_stages_are_event_pairs_and_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With made-up events: no synchronisation until the samples are asked for; none while a graph is captured."""
+    waits, is_capturing = [], [False]
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(1))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: is_capturing[0])
+    probe = StageProbe("cuda", Clock())
+    probe.round_started(1)
+    with probe.stage(Stage.VERIFY), probe.stage(Stage.ACCEPT):
+        pass
+    is_capturing[0] = True
+    with probe.stage(Stage.DRAFT):
+        pass
+    assert waits == []
+    found = {(s.step, s.stage, s.duration_ns, s.clock) for s in probe.stage_samples()}
+    assert found == {(0, "verify", 10_000, "device"), (0, "accept", 5_000, "device")}
+    assert waits == [1]
 
 
 def test_every_capture_mode_has_a_probe() -> None:

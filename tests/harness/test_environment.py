@@ -5,12 +5,16 @@ from __future__ import annotations
 import getpass
 import platform
 import socket
+import sys
+import types
 from pathlib import Path
 
 import pytest
+import torch
 
 from ddbench.errors import DdbenchError
 from ddbench.harness import environment
+from ddbench.harness.capture import load_sample
 from ddbench.harness.environment import code_digest, environment_of, parts_origin
 from ddbench.records import Environment, NotMeasured
 
@@ -83,3 +87,72 @@ def test_parts_from_two_places_are_an_error(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(environment, "_mounted_folder", folders.__getitem__)
     with pytest.raises(DdbenchError, match="partly from a checkout and partly from an installed package"):
         parts_origin()
+
+
+class FakeNVML(types.ModuleType):
+    """NVML of one GPU, found by its UUID only."""
+
+    class NVMLError(Exception):
+        pass
+
+    NVML_CLOCK_SM = NVML_TEMPERATURE_GPU = 0
+
+    def __init__(self, is_readable: bool = True) -> None:
+        super().__init__("pynvml")
+        self.is_readable = is_readable
+
+    def nvmlInit(self) -> None:
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid != "GPU-1234":
+            raise self.NVMLError("Not Found")
+        return "handle"
+
+    def _read(self, value: object) -> object:
+        if not self.is_readable:
+            raise self.NVMLError("Not Supported")
+        return value
+
+    def nvmlSystemGetDriverVersion(self) -> object:
+        return self._read("580.1")
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, gpu: str) -> object:
+        return self._read(700_000)
+
+    def nvmlDeviceGetClockInfo(self, gpu: str, kind: int) -> object:
+        return self._read(1980)
+
+    def nvmlDeviceGetTemperature(self, gpu: str, kind: int) -> object:
+        return self._read(40)
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: str) -> object:
+        return self._read(0x5)
+
+
+def with_gpu(monkeypatch: pytest.MonkeyPatch, uuid: str, nvml: FakeNVML) -> None:
+    properties = types.SimpleNamespace(name="A GPU", total_memory=80, uuid=uuid)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+
+
+def test_a_gpu_is_read_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU that torch uses, not NVML's first: the two number them differently."""
+    with_gpu(monkeypatch, "1234", FakeNVML())
+    gpu = environment.read_environment("cuda")
+    assert (gpu.device, gpu.device_memory_bytes, gpu.driver, gpu.power_cap_w) == ("A GPU", 80, "580.1", 700.0)
+    load = load_sample(0.1, 0.2, "cuda")
+    assert (load.sm_clock_mhz, load.temperature_c, load.throttle_reasons) == (1980, 40, ("software power cap",))
+
+
+@pytest.mark.parametrize(
+    ("uuid", "is_readable", "reason"), [("9", True, "Not Found"), ("1234", False, "Not Supported")]
+)
+def test_what_nvml_does_not_say_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch, uuid: str, is_readable: bool, reason: str
+) -> None:
+    with_gpu(monkeypatch, uuid, FakeNVML(is_readable))
+    gpu = environment.read_environment("cuda")
+    for value in (gpu.driver, gpu.power_cap_w, load_sample(0.1, 0.2, "cuda").sm_clock_mhz):
+        assert isinstance(value, NotMeasured)
+        assert reason in value.not_measured
