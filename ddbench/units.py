@@ -22,6 +22,16 @@ def aligned(value: float, largest: float, digits: int = 4) -> str:
     return f"{value:.{places}f}"
 
 
+def grouped(count: int) -> str:
+    """A whole number with its thousands apart: `12 705` (narrow no-break space)."""
+    return f"{count:,}".replace(",", "\u202f")
+
+
+def microseconds(us: float) -> str:
+    """Microseconds for a column of them: whole ones from 100 on, three digits below; never 0 for what is not 0."""
+    return grouped(round(us)) if abs(us) >= 100 else significant(us)
+
+
 def duration(ns: float) -> str:
     """Nanoseconds to the unit that reads best: `812 ns`, `41.2 us`, `3.10 ms`, `1.25 s`."""
     for limit, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "us")):

@@ -109,6 +109,10 @@ LAYERS = (
     Layer(BASE, BASE, ("pydantic",)),
     Layer(("ddbench.ops", "ddbench.testing"), ("ddbench.testing", "ddbench.kernels", "ddbench.reference", *BASE)),
     Layer(("ddbench.models",), MODELS),
+    Layer(
+        ("ddbench.train.evaluate",),  # a command's body: runs the engine as the harness does
+        ("ddbench.train", "ddbench.harness", "ddbench.engine", "ddbench.analysis.acceptance", *MODELS),
+    ),
     Layer(("ddbench.train",), ("ddbench.train", *MODELS)),
     Layer(PARTS, PART_IMPORTS),
     Layer(("ddbench.engine",), ("ddbench.engine", *MODELS)),

@@ -1,7 +1,7 @@
 """Where the time of a round goes: mean time of each stage in the attributed pass, the rest, and what measuring it cost.
 
 The attributed pass is slower than the clean one. Its shares are what it is for; speed is read from the clean pass, and
-`tax` says how far the two are apart.
+`tax` says how far the two are apart. `work` sets the fewest bytes and flops that a stage needs against its time.
 """
 
 from __future__ import annotations
@@ -33,6 +33,44 @@ class Breakdown:
 
     def share(self, stage: str) -> float:
         return self.stage_ms[stage] / self.round_ms
+
+
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """The least that a stage of a typical round has to move and to compute, and the time it took."""
+
+    stage: str
+    num_bytes: float
+    num_flops: float
+    milliseconds: float
+    basis: str  # what round it is for
+
+    @property
+    def bytes_per_s(self) -> float | NotMeasured:
+        return self._per_second(self.num_bytes, "the stage has nothing to move")
+
+    @property
+    def flops_per_s(self) -> float | NotMeasured:
+        return self._per_second(self.num_flops, "the stage computes nothing to speak of")
+
+    def _per_second(self, amount: float, why_not: str) -> float | NotMeasured:
+        if amount <= 0:
+            return missing(why_not)
+        if self.milliseconds <= 0:
+            return missing("the stage took no time that its clock can tell")
+        return amount / (self.milliseconds / 1e3)
+
+
+def work(setting: Setting, found: Breakdown) -> tuple[StageWork, ...]:
+    """Every stage that was timed and whose cost is known; processes of a setting are averaged."""
+    rows = []
+    for stage, milliseconds in found.stage_ms.items():
+        costs = [cost for result in setting.results for cost in result.stage_costs if cost.stage == stage]
+        if costs:
+            num_bytes = sum(cost.num_bytes for cost in costs) / len(costs)
+            num_flops = sum(cost.num_flops for cost in costs) / len(costs)
+            rows.append(StageWork(stage, num_bytes, num_flops, milliseconds, costs[0].basis))
+    return tuple(rows)
 
 
 def breakdown(setting: Setting) -> Breakdown | NotMeasured:

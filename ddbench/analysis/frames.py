@@ -74,14 +74,14 @@ def load_run(folder: Path) -> RunFrames:
     cases = _cases_frame(manifest, results)
     ok = {case_id: result for case_id, result in results.items() if isinstance(result, OkResult)}
     tables = {name: _read_table(folder, name, ok, cases) for name in TABLES}
-    requests, rounds = _linked(folder, tables)
+    requests, rounds, steps = _linked(folder, tables)
     return RunFrames(
         manifests=(manifest,),
         results={(manifest.run_id, case_id): result for case_id, result in results.items()},
         cases=cases,
         requests=requests,
         rounds=rounds,
-        steps=tables["steps"],
+        steps=steps,
         stages=tables["stages"],
         passes=_passes_frame(ok, cases),
         costs=_costs_frame(ok, cases),
@@ -291,8 +291,8 @@ def _with_context(frame: pd.DataFrame, cases: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def _linked(folder: Path, tables: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Requests and rounds with their links; a round must belong to a finished request and to a round of the batch."""
+def _linked(folder: Path, tables: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Requests, rounds and steps with their links; a round must belong to a finished request and to a step."""
     requests, steps = tables["requests"], tables["steps"]
     prompts = requests["prompt_id"].astype(object)
     units = prompts.where(prompts != "", "request " + requests["request_id"].astype(str).astype(object))
@@ -300,6 +300,7 @@ def _linked(folder: Path, tables: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFr
     rounds = tables["rounds"]
     request_row = _places(folder, requests, rounds, "requests", "request_id")
     step_row = _places(folder, steps, rounds, "steps", "step")
+    emitted = np.bincount(step_row, weights=rounds["num_emitted"], minlength=len(steps)).astype(np.int64)
     rounds = rounds.assign(
         request_row=_within_case(requests)[request_row],
         step_row=_within_case(steps)[step_row],
@@ -307,7 +308,7 @@ def _linked(folder: Path, tables: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFr
         unit=requests["unit"].array.take(request_row),
         kind=pd.Categorical(requests["kind"]).take(request_row),
     )
-    return requests, rounds
+    return requests, rounds, steps.assign(num_emitted=emitted)
 
 
 def _places(folder: Path, table: pd.DataFrame, rounds: pd.DataFrame, name: str, key: str) -> np.ndarray:

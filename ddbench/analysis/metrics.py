@@ -2,7 +2,8 @@
 
 Third step of the analysis (settings -> values). A metric is a function of one setting and of the study that it belongs
 to. It gives an `Estimate`, or a `NotMeasured` with the reason; never 0 or NaN in place of a missing value. Speed is
-read from the clean pass only. Intervals come from a bootstrap over prompts unless the formula says otherwise.
+read from the clean pass only. Intervals come from a bootstrap over what `counted` says: prompts, or rounds in blocks of
+neighbours; from three interleaved processes on, those are resampled as well.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Literal
 
 from ddbench.analysis import acceptance, speed
 from ddbench.analysis.settings import Setting, Study
-from ddbench.analysis.values import Compute, Unit, Value, missing, to_estimate
+from ddbench.analysis.values import Compute, Counted, Unit, Value, missing, to_estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Metric:
     needs: tuple[str, ...]  # tables of a setting that must have rows
     compute: Compute
     needs_draft: bool = False  # has no meaning in an arm that drafts nothing
+    counted: Counted = "prompts"  # what n counts and the interval resamples
 
 
 METRICS: dict[str, Metric] = {
@@ -39,9 +41,11 @@ METRICS: dict[str, Metric] = {
             "tok/s",
             "higher",
             "emitted tokens / wall time, both summed over clean passes, prefill and first tokens included; the "
-            "interval is over passes",
+            "interval resamples rounds in blocks of about sqrt(n) neighbours, each with its tokens and the time since "
+            "the event before it, and apart from them the prefills",
             ("passes",),
             speed.output_rate,
+            counted="rounds",
         ),
         Metric(
             "tpot_ms",
@@ -68,9 +72,22 @@ METRICS: dict[str, Metric] = {
             "Round",
             "ms",
             "lower",
-            "median duration of a round of the whole batch; the interval resamples contiguous runs of rounds",
+            "median duration of a round of the whole batch; the interval resamples rounds in blocks of about sqrt(n) "
+            "neighbours",
             ("steps",),
             speed.round_time,
+            counted="rounds",
+        ),
+        Metric(
+            "round_cost_ms",
+            "Round cost",
+            "ms",
+            "lower",
+            "mean duration of a round, rounds weighted by the requests they serve: what one more round costs a "
+            "request, so that TPOT is about round cost / tau",
+            ("steps",),
+            speed.round_cost,
+            counted="rounds",
         ),
         Metric(
             "acceptance_length",
@@ -187,6 +204,7 @@ METRICS: dict[str, Metric] = {
             "mean requests per round: below the concurrency while the last requests drain",
             ("steps",),
             speed.mean_batch_size,
+            counted="rounds",
         ),
         Metric(
             "speedup_vs_ar",
@@ -215,6 +233,7 @@ METRICS: dict[str, Metric] = {
             "largest peak memory of the case's processes",
             (),
             speed.peak_memory,
+            counted="processes",
         ),
     )
 }
@@ -239,4 +258,4 @@ def evaluate(metric: Metric, setting: Setting, study: Study) -> Value:
     for table in metric.needs:
         if getattr(setting, table).empty:
             return missing(f"the clean pass recorded no {table}")
-    return to_estimate(metric.compute(setting, study), metric.unit, "clean")
+    return to_estimate(metric.compute(setting, study), metric.unit, "clean", metric.counted)

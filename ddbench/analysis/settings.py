@@ -15,6 +15,8 @@ from ddbench.analysis.frames import RunFrames, without_context
 from ddbench.records import NotMeasured, OkResult
 from ddbench.spec import ARMS, UNUSED, EngineSpec, WorkloadSpec
 
+MODEL_FREE_DRAFTS: tuple[str, ...] = ("prompt_lookup",)  # drafts that no drafter model makes
+
 # A speedup compares two arms that agree in all of these (and in the whole workload).
 SAME_FOR_SPEEDUP: tuple[str, ...] = (
     "target",
@@ -62,6 +64,11 @@ class Setting:
         return self.engine.draft != UNUSED
 
     @property
+    def has_drafter(self) -> bool:
+        """A drafter model makes the drafts."""
+        return self.has_draft and self.engine.draft not in MODEL_FREE_DRAFTS
+
+    @property
     def blocks(self) -> frozenset[int]:
         return frozenset(result.case.block for result in self.results)
 
@@ -90,7 +97,7 @@ class Study:
             asked = getattr(setting.engine, name)
             candidates = [s for s in candidates if getattr(s.engine, name) == asked]
             if not candidates:
-                return NotMeasured(not_measured=f"no {arm} case with {name}={asked}")
+                return NotMeasured(not_measured=f"no {arm} case with {name}={asked} to compare with")
         candidates = [s for s in candidates if s.workload == setting.workload]
         if not candidates:
             return NotMeasured(not_measured=f"no {arm} case with the same workload (c={setting.concurrency})")

@@ -1,7 +1,7 @@
 """Point values with their intervals: a seeded bootstrap over units (prompts), vectorised and deterministic.
 
 A unit is resampled whole: rounds of one prompt are not independent, and treating them as such gives intervals that are
-far too narrow. Letters: R resamples, U units, G grid points.
+far too narrow. Letters: R resamples, U units, B processes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ NUM_RESAMPLES = 1000
 FEWEST_UNITS = 3  # below: no interval at all
 FEW_UNITS = 8  # below: the interval is shown, and said to be too narrow
 _SEED = 20_250_101
-_MAX_GRID = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +32,20 @@ class Summary:
 
 
 @lru_cache(maxsize=16)
-def resample_counts(num_units: int, num_resamples: int = NUM_RESAMPLES) -> np.ndarray:
-    """How often each unit is drawn in each resample: [R, U], read-only; the same for the same arguments."""
-    draws = np.random.default_rng((_SEED, num_units)).integers(0, num_units, (num_resamples, num_units))
-    flat = draws + num_units * np.arange(num_resamples)[:, None]
-    counts = np.bincount(flat.ravel(), minlength=num_resamples * num_units)
-    table = counts.reshape(num_resamples, num_units).astype(np.float64)
+def resample_draws(num_units: int, salt: int = 0) -> np.ndarray:
+    """The units of each resample: [R, U], read-only; the same for the same arguments."""
+    seed = (_SEED, num_units, salt) if salt else (_SEED, num_units)
+    draws = np.random.default_rng(seed).integers(0, num_units, (NUM_RESAMPLES, num_units))
+    draws.flags.writeable = False
+    return draws
+
+
+@lru_cache(maxsize=16)
+def resample_counts(num_units: int) -> np.ndarray:
+    """How often each unit is drawn in each resample: [R, U], read-only."""
+    flat = resample_draws(num_units) + num_units * np.arange(NUM_RESAMPLES)[:, None]
+    counts = np.bincount(flat.ravel(), minlength=NUM_RESAMPLES * num_units)
+    table = counts.reshape(NUM_RESAMPLES, num_units).astype(np.float64)
     table.flags.writeable = False
     return table
 
@@ -68,52 +75,85 @@ def mean(values: Sequence[float] | np.ndarray) -> Summary:
     return ratio_of_sums(values, np.ones(len(values)))
 
 
-def median(values: Sequence[float] | np.ndarray, units: Sequence[int] | np.ndarray | None = None) -> Summary:
-    """Median of `values` with a percentile interval; `units[i]` is the unit that value i is resampled with.
+def median(values: Sequence[float] | np.ndarray) -> Summary:
+    """Median of one value per unit with a percentile interval; [B, U] where units were measured in B processes.
 
-    Percentile and not BCa: the jackknife that BCa leans on is not valid for a median.
+    Percentile and not BCa: the jackknife that BCa leans on is not valid for a median. A unit counts as its median over
+    processes. From three processes on they are resampled too, crossed with the units, so that the interval also covers
+    what differs from process to process.
     """
-    data = np.asarray(values, dtype=np.float64)
-    assert data.size, "median needs a value"
-    codes = np.arange(data.size) if units is None else np.unique(np.asarray(units), return_inverse=True)[1]
-    num_units = int(codes.max()) + 1
-    value = float(np.median(data))
-    note = _why_no_interval(data, num_units)
+    table = np.atleast_2d(np.asarray(values, dtype=np.float64))
+    assert table.shape[1], "median needs a value"
+    own = np.median(table, axis=0)
+    value = float(np.median(own))
+    note = _why_no_interval(own)
     if note:
-        return Summary(value, None, None, num_units, note)
-    low, high = _percentiles(_resampled_medians(data, codes, resample_counts(num_units)))
-    return Summary(value, min(low, value), max(high, value), num_units, _small(num_units))
+        return Summary(value, None, None, own.size, note)
+    low, high = percentiles(_resampled_medians(table))
+    return Summary(value, min(low, value), max(high, value), own.size, _small(own.size, len(table)))
 
 
 def paired_ratio_of_medians(
     numerators: Sequence[float] | np.ndarray, denominators: Sequence[float] | np.ndarray
 ) -> Summary:
-    """median(numerators) / median(denominators), entry i of both being one unit; both are resampled together."""
-    num, den = np.asarray(numerators, dtype=np.float64), np.asarray(denominators, dtype=np.float64)
-    assert num.size == den.size > 0, "paired values must be as many on both sides"
-    value = float(np.median(num) / np.median(den))
-    note = _why_no_interval(num / den)
+    """median(numerators) / median(denominators), entry i of both being one unit; both are resampled together.
+
+    As in `median`, both may be [B, U]: row b of both ran interleaved and is resampled together too.
+    """
+    num = np.atleast_2d(np.asarray(numerators, dtype=np.float64))
+    den = np.atleast_2d(np.asarray(denominators, dtype=np.float64))
+    assert num.shape == den.shape, "paired values must be as many on both sides"
+    assert num.shape[1], "a ratio needs a pair"
+    ours, theirs = np.median(num, axis=0), np.median(den, axis=0)
+    value = float(np.median(ours) / np.median(theirs))
+    note = _why_no_interval(ours / theirs)
     if note:
-        return Summary(value, None, None, int(num.size), note)
-    counts, codes = resample_counts(num.size), np.arange(num.size)
-    low, high = _percentiles(_resampled_medians(num, codes, counts) / _resampled_medians(den, codes, counts))
-    return Summary(value, min(low, value), max(high, value), int(num.size), _small(num.size))
+        return Summary(value, None, None, ours.size, note)
+    low, high = percentiles(_resampled_medians(num) / _resampled_medians(den))
+    return Summary(value, min(low, value), max(high, value), ours.size, _small(ours.size, len(num)))
 
 
-def _why_no_interval(values: np.ndarray, num_units: int | None = None) -> str:
-    count = values.size if num_units is None else num_units
-    if count < FEWEST_UNITS:
-        return f"n={count}: too few for an interval"
+def paired_ratio_of_ratios(over: tuple[np.ndarray, np.ndarray], under: tuple[np.ndarray, np.ndarray]) -> Summary:
+    """(sum a / sum b) / (sum c / sum d) for `over` (a, b) and `under` (c, d), units resampled together."""
+    parts = [np.asarray(part, dtype=np.float64) for part in (*over, *under)]
+    a, b, c, d = parts
+    assert len({part.size for part in parts}) == 1 and a.size, "paired sums must be as many on both sides"
+    value = float(a.sum() / b.sum() / (c.sum() / d.sum()))
+    note = _why_no_interval((a / b) / (c / d))
+    if note:
+        return Summary(value, None, None, a.size, note)
+    counts = resample_counts(a.size)
+    low, high = percentiles((counts @ a) / (counts @ b) / ((counts @ c) / (counts @ d)))
+    return Summary(value, min(low, value), max(high, value), a.size, _small(a.size))
+
+
+def _resampled_medians(table: np.ndarray) -> np.ndarray:
+    """Median over drawn units of their medians over drawn processes: [R]."""
+    num_processes, num_units = table.shape
+    units = resample_draws(num_units)
+    if num_processes < FEWEST_UNITS:
+        return np.median(np.median(table, axis=0)[units], axis=1)
+    own = np.median(table[resample_draws(num_processes, salt=1)], axis=1)  # [R, U]
+    return np.median(np.take_along_axis(own, units, axis=1), axis=1)
+
+
+def _why_no_interval(values: np.ndarray) -> str:
+    if values.size < FEWEST_UNITS:
+        return f"n={values.size}: too few for an interval"
     if np.all(values == values[0]):
         return f"all {values.size} values are equal: no spread to make an interval from"
     return ""
 
 
-def _small(num_units: int) -> str:
-    return f"n={num_units}: an interval from so few is too narrow" if num_units < FEW_UNITS else ""
+def _small(num_units: int, num_processes: int = 1) -> str:
+    if num_units < FEW_UNITS:
+        return f"n={num_units}: an interval from so few is too narrow"
+    if FEWEST_UNITS <= num_processes < FEW_UNITS:
+        return f"{num_processes} processes: an interval from so few is too narrow"
+    return ""
 
 
-def _percentiles(resampled: np.ndarray) -> tuple[float, float]:
+def percentiles(resampled: np.ndarray) -> tuple[float, float]:
     low, high = np.quantile(resampled, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)
 
@@ -132,23 +172,3 @@ def _bca(value: float, resampled: np.ndarray, jackknife: np.ndarray) -> tuple[fl
         levels.append(normal.cdf(bias + z / (1 - acceleration * z)))
     low, high = np.quantile(resampled, levels)
     return float(low), float(high)
-
-
-def _resampled_medians(values: np.ndarray, codes: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Median of every resample of units: [R].
-
-    Each unit is reduced to how many of its values lie at or below each grid point, so a resample is a matrix product
-    and memory does not grow with the number of values. Up to `_MAX_GRID` distinct values the grid is exact; beyond, it
-    is that many quantiles.
-    """
-    grid = np.unique(values)  # [G], sorted
-    if grid.size > _MAX_GRID:
-        grid = np.unique(np.quantile(values, np.linspace(0, 1, _MAX_GRID), method="inverted_cdf"))
-    cell = np.searchsorted(grid, values)
-    num_units = counts.shape[1]
-    per_unit = np.bincount(codes * grid.size + cell, minlength=num_units * grid.size).reshape(num_units, grid.size)
-    at_most = counts @ np.cumsum(per_unit, axis=1, dtype=np.float64)  # [R, G] values <= grid point
-    total = at_most[:, -1:]
-    lower = np.sum(at_most < np.floor((total + 1) / 2), axis=1)
-    upper = np.sum(at_most < np.floor(total / 2) + 1, axis=1)
-    return (grid[lower] + grid[upper]) / 2

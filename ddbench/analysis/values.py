@@ -12,6 +12,7 @@ from ddbench.analysis.stats import Summary
 from ddbench.records import NotMeasured, Pass
 
 Unit = Literal["tok/s", "ms", "tokens", "nodes", "requests", "share", "x", "bytes"]
+Counted = Literal["prompts", "rounds", "processes"]
 MILLISECOND = 1e6  # ns
 
 
@@ -22,10 +23,11 @@ class Estimate:
     value: float
     low: float | None
     high: float | None
-    n: int  # units behind it: prompts, or passes for a throughput
+    n: int  # how many of `counted` are behind it
     unit: Unit
     pass_name: Pass
     note: str = ""
+    counted: Counted = "prompts"
 
     def __post_init__(self) -> None:
         assert math.isfinite(self.value), "a missing value is NotMeasured, never NaN or infinity"
@@ -41,7 +43,9 @@ def missing(reason: str) -> NotMeasured:
     return NotMeasured(not_measured=reason)
 
 
-def to_estimate(summary: Summary | NotMeasured, unit: Unit, pass_name: Pass) -> Value:
+def to_estimate(
+    summary: Summary | NotMeasured, unit: Unit, pass_name: Pass = "clean", counted: Counted = "prompts"
+) -> Value:
     if isinstance(summary, NotMeasured):
         return summary
-    return Estimate(summary.value, summary.low, summary.high, summary.n, unit, pass_name, summary.note)
+    return Estimate(summary.value, summary.low, summary.high, summary.n, unit, pass_name, summary.note, counted)

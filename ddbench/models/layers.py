@@ -91,5 +91,5 @@ def attention_scale(head_dim: int, rope: RopeShape) -> float:
     """Softmax scale `head_dim^-0.5`, times YaRN's squared attention temperature where the context is extended."""
     scale = head_dim**-0.5
     if rope.yarn is not None:
-        scale *= rope_kernel.yarn_mscale(rope.yarn.factor, rope.yarn.mscale_all_dim)
+        scale *= rope_kernel.yarn_mscale(rope.yarn.factor, rope.yarn.mscale_all_dim) ** 2
     return scale

@@ -1,14 +1,15 @@
-"""Section: every arm at every concurrency, with its speedup over ar and over chain."""
+"""Section: every arm at every concurrency, its speedup over ar and over chain, and what a speedup is made of."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ddbench.analysis.contests import Contest
 from ddbench.analysis.metrics import METRICS
 from ddbench.analysis.settings import Setting
 from ddbench.analysis.values import Estimate
 from ddbench.report import cells, plots
-from ddbench.report.document import Cell, Column, Figure, LegendEntry, Panel, Section, Skipped, Table, Tone
+from ddbench.report.document import Cell, Column, Figure, Panel, Section, Skipped, Table, Tone
 from ddbench.report.evidence import Evidence
 
 ARM_METRICS: tuple[str, ...] = (
@@ -30,13 +31,15 @@ def arms(evidence: Evidence) -> Section | Skipped:
     """One table per concurrency."""
     if not evidence.study.settings:
         return Skipped("arms", "Arms", "no case has a result")
-    tables = tuple(_arms_table(evidence, c) for c in evidence.study.concurrencies)
+    tables = [_arms_table(evidence, c) for c in evidence.study.concurrencies]
+    if any(isinstance(found, Contest) for found in evidence.contests.values()):
+        tables.append(_contest_table(evidence))
     intro = (
         "Speed is read from the clean pass: no stage instrumentation, the host clock at every commit. Below each value "
-        "stands its 95 % interval. n counts prompts; for output it counts passes. Speedups are ratios of TPOT.",
+        "stands its 95 % interval; n counts prompts. Speedups are ratios of TPOT.",
     )
-    figures = tuple(figure for figure in (_speedups(evidence), _budget_curves(evidence)) if figure is not None)
-    return Section("arms", "Arms", intro, tables=tables, figures=figures)
+    figure = _speedups(evidence)
+    return Section("arms", "Arms", intro, tables=tuple(tables), figures=() if figure is None else (figure,))
 
 
 def _arms_table(evidence: Evidence, concurrency: int) -> Table:
@@ -68,6 +71,35 @@ def _arm_cell(evidence: Evidence, setting: Setting, metric: str, best_key: str |
     return cells.value_cell(value, where(setting), tone)
 
 
+def _contest_table(evidence: Evidence) -> Table:
+    """Speedups taken apart: longer acceptance over dearer rounds."""
+    rows = []
+    for setting in evidence.study.settings:
+        for against in ("ar", "prompt_lookup", "chain"):
+            found = evidence.contests.get((setting.key, against))
+            if isinstance(found, Contest):
+                parts = [cells.value_cell(value, where(setting)) for value in (found.length, found.cost)]
+                net = cells.missing_cell("one of its two parts is missing") if found.net is None else _ratio(found.net)
+                speedup = cells.value_cell(found.speedup, where(setting))
+                place = (cells.count_cell(setting.concurrency), cells.text_cell(against))
+                rows.append((label_cell(evidence, setting), *place, *parts, net, speedup))
+    columns = (
+        Column("Arm", is_number=False),
+        Column("c", tip="concurrency"),
+        Column("Against", is_number=False),
+        Column("tau", tip="tau of the arm / tau of the other, pooled over the prompts they share"),
+        Column("Round cost", tip="round_cost_ms of the arm / of the other; the interval is over rounds"),
+        Column("Net", tip="tau / round cost"),
+        Column("TPOT", tip="the measured speedup: median TPOT of the other / of the arm"),
+    )
+    table = Table("What a speedup is made of: tau over round cost", columns, tuple(rows), is_folded=True)
+    return cells.with_notes(table)
+
+
+def _ratio(value: float) -> Cell:
+    return Cell(cells.number(value, "x"), sort=value)
+
+
 def where(setting: Setting) -> str:
     return f"{setting.engine.device} {setting.engine.dtype}"
 
@@ -82,7 +114,11 @@ def label_cell(evidence: Evidence, setting: Setting) -> Cell:
         flags.append("outputs loop")
     if any(result.parity.status == "near_tie" for result in setting.results):
         flags.append("parity up to a near tie")
-    tip = ", ".join(f"{name}={value}" for name, value in setting.engine.model_dump().items() if value is not None)
+    warned = evidence.own_warnings(setting)
+    if warned:
+        flags.append("warned")
+    tip = " ".join(f"{text}." for text in warned) + " " if warned else ""
+    tip += ", ".join(f"{name}={value}" for name, value in setting.engine.model_dump().items() if value is not None)
     return cells.text_cell(evidence.name(setting), tip, "warn" if flags else "plain", ", ".join(flags))
 
 
@@ -117,49 +153,3 @@ def _limits(points: Sequence[plots.Point]) -> tuple[float, float]:
     low, high = min(1.0, *lows), max(1.0, *highs)
     margin = 0.06 * (high - low) or 0.1
     return low - margin, high + margin
-
-
-def _budget_curves(evidence: Evidence) -> Figure | None:
-    """What a wider tree brings and costs; only where one arm ran at three budgets or more."""
-    groups: dict[int, list[Setting]] = {}
-    for concurrency in evidence.study.concurrencies:
-        trees = [s for s in evidence.arms_at(concurrency) if s.engine.node_budget > 0 and s.is_ok]
-        plain = [s for s in trees if _is_budget_only(s, trees)]
-        if len({s.engine.node_budget for s in plain}) >= 3:
-            groups[concurrency] = sorted(plain, key=lambda s: s.engine.node_budget)
-    if not groups or evidence.frames.is_merged:
-        return None
-    wanted = (
-        ("acceptance_length", "tokens"),
-        ("round_ms", "ms"),
-        ("speedup_vs_chain", "ratio of TPOT"),
-    )
-    budgets = sorted({float(s.engine.node_budget) for group in groups.values() for s in group})
-    colors = {c: plots.PALETTE[index % len(plots.PALETTE)] for index, c in enumerate(groups)}
-    panels = []
-    for name, y_label in wanted:
-        series = [_curve(evidence, c, groups[c], name, color) for c, color in colors.items()]
-        if any(line.x for line in series):
-            svg = plots.lines(series, "node budget", y_label, ticks=budgets, is_log=True)
-            panels.append(Panel(f"budget-{name.replace('_', '-')}", METRICS[name].title, svg))
-    legend = tuple(LegendEntry(f"concurrency {c}", color) for c, color in colors.items())
-    caption = "What a wider tree gains (tau), what it costs (round), and what is left (speedup over chain)."
-    return Figure("Node budget", caption, tuple(panels), legend)
-
-
-def _is_budget_only(setting: Setting, trees: Sequence[Setting]) -> bool:
-    """True if the setting differs from the first of `trees` in nothing but the budget."""
-    return setting.engine.model_copy(update={"node_budget": trees[0].engine.node_budget}) == trees[0].engine
-
-
-def _curve(evidence: Evidence, concurrency: int, group: Sequence[Setting], metric: str, color: str) -> plots.Series:
-    pairs = [(s.engine.node_budget, evidence.value(s, metric)) for s in group]
-    known = [(float(budget), value) for budget, value in pairs if isinstance(value, Estimate)]
-    return plots.Series(
-        f"concurrency {concurrency}",
-        color,
-        tuple(budget for budget, _ in known),
-        tuple(value.value for _, value in known),
-        tuple(value.low for _, value in known),
-        tuple(value.high for _, value in known),
-    )

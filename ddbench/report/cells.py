@@ -63,7 +63,7 @@ def value_cell(value: Value, where: str = "", tone: Tone = "plain") -> Cell:
     """A metric's cell. A missing value shows a dash; `with_notes` numbers its reason."""
     if isinstance(value, NotMeasured):
         return missing_cell(value.not_measured)
-    parts = [f"n={value.n}", f"{value.pass_name} pass", where]
+    parts = [f"n={value.n} {value.counted}", f"{value.pass_name} pass", where]
     if value.low is not None:
         parts.insert(0, f"95 % interval {interval(value)}")
     tip = ", ".join(part for part in parts if part) + (f"; {value.note}" if value.note else "")
@@ -83,7 +83,7 @@ def text_cell(text: str, tip: str = "", tone: Tone = "plain", detail: str = "") 
 
 
 def count_cell(count: int) -> Cell:
-    return Cell(f"{count:,}".replace(",", "\u202f"), sort=count)  # narrow no-break space
+    return Cell(units.grouped(count), sort=count)
 
 
 def text_columns(*titles: str) -> tuple[Column, ...]:

@@ -22,7 +22,7 @@ def parity(evidence: Evidence) -> Section | Skipped:
     results = [(key, r) for key, r in evidence.frames.results.items() if not isinstance(r, FailedResult)]
     if not results:
         return Skipped("parity", "Parity", "no case got as far as its parity check")
-    labels = _labels(evidence)
+    labels = evidence.case_labels
     agreeing: list[tuple[Cell, ...]] = []
     others: list[tuple[Cell, ...]] = []
     for key, result in results:
@@ -47,14 +47,6 @@ def parity(evidence: Evidence) -> Section | Skipped:
         "as good as equal.",
     )
     return Section("parity", "Parity", intro, tables=tuple(tables))
-
-
-def _labels(evidence: Evidence) -> dict[tuple[str, str], str]:
-    cases = evidence.frames.cases
-    suffix = cases["run"].map(lambda run: f" ({run})") if evidence.frames.is_merged else ""
-    block = cases["block"].map(lambda block: f" #{block}") if cases["block"].nunique() > 1 else ""
-    texts = cases["label"] + block + suffix
-    return dict(zip(zip(cases["run"], cases["case_id"], strict=True), texts, strict=True))
 
 
 def _parity_row(label: str, parity: Parity) -> tuple[Cell, ...]:

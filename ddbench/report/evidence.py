@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from ddbench.analysis.contests import Contest, contest
 from ddbench.analysis.frames import RunFrames
 from ddbench.analysis.identities import IdentityRow, check_identities
 from ddbench.analysis.metrics import measure_all
 from ddbench.analysis.settings import Setting, Study, study_of
 from ddbench.analysis.values import Estimate, Value
 from ddbench.analysis.variants import Variant, variants_of
+from ddbench.records import NotMeasured
 
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 DEGENERATE_LIMIT = 0.5  # a setting of whose outputs at least this share loops is never called best
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """One warning and the (run, case) keys that gave it."""
+
+    text: str
+    cases: tuple[tuple[str, str], ...]
+    is_common: bool  # at least half of all cases gave it
 
 
 @dataclass(frozen=True)
@@ -22,6 +36,7 @@ class Evidence:
     values: Mapping[str, Mapping[str, Value]]  # setting key -> metric -> value
     identities: Sequence[IdentityRow]
     variants: Sequence[Variant]
+    contests: Mapping[tuple[str, str], Contest | NotMeasured]  # (setting key, arm that it is set against)
 
     def value(self, setting: Setting, metric: str) -> Value:
         return self.values[setting.key][metric]
@@ -33,6 +48,19 @@ class Evidence:
     def name(self, setting: Setting) -> str:
         """The setting's label within one concurrency; with its run where there are several."""
         return f"{setting.label} ({setting.run})" if self.frames.is_merged else setting.label
+
+    @cached_property
+    def case_labels(self) -> Mapping[tuple[str, str], str]:
+        """(run, case) -> its label, with the interleaved repeat and the run where there are several."""
+        cases = self.frames.cases
+        suffix = cases["run"].map(lambda run: f" ({run})") if self.frames.is_merged else ""
+        block = cases["block"].map(lambda block: f" #{block}") if cases["block"].nunique() > 1 else ""
+        return dict(zip(zip(cases["run"], cases["case_id"], strict=True), cases["label"] + block + suffix, strict=True))
+
+    @property
+    def num_processes(self) -> int:
+        """The most processes that one setting ran in."""
+        return max((len(setting.blocks) for setting in self.study.settings), default=0)
 
     def arms_at(self, concurrency: int) -> tuple[Setting, ...]:
         """Settings that are not variants of the ablated arm."""
@@ -48,16 +76,49 @@ class Evidence:
         value = self.value(setting, "degenerate_share")
         return isinstance(value, Estimate) and value.value >= DEGENERATE_LIMIT
 
+    @cached_property
+    def warnings(self) -> Sequence[Warned]:
+        """What the cases warned about; texts that differ in numbers only are one, told by its highest numbers."""
+        groups: dict[str, dict[tuple[str, str], str]] = {}
+        for key, result in self.frames.results.items():
+            for text in result.warnings:
+                groups.setdefault(_NUMBER.sub("0", text), {})[key] = text
+        found = []
+        for texts in groups.values():
+            text = max(texts.values(), key=lambda text: [float(number) for number in _NUMBER.findall(text)])
+            text = text[:1].upper() + text[1:] + (" or less" if len(set(texts.values())) > 1 else "")
+            found.append(Warned(text, tuple(texts), 2 * len(texts) >= len(self.frames.results)))
+        return tuple(found)
+
+    def own_warnings(self, setting: Setting) -> tuple[str, ...]:
+        """Warnings of the setting's cases that most of the other cases do not share."""
+        keys = {(setting.run, result.case_id) for result in setting.results}
+        return tuple(warned.text for warned in self.warnings if not warned.is_common and keys & set(warned.cases))
+
     def may_be_best(self, setting: Setting) -> bool:
         return setting.is_ok and self.is_trusted(setting) and not self.is_degenerate(setting)
 
 
 def evidence_of(frames: RunFrames) -> Evidence:
     study = study_of(frames)
+    variants = variants_of(study, frames.manifests)
     return Evidence(
         frames=frames,
         study=study,
         values=measure_all(study),
         identities=check_identities(frames),
-        variants=variants_of(study, frames.manifests),
+        variants=variants,
+        contests=_contests(study, {variant.setting.key for variant in variants}),
     )
+
+
+def _contests(study: Study, left_out: set[str]) -> dict[tuple[str, str], Contest | NotMeasured]:
+    """Every arm that drafts against ar, drafters also against prompt_lookup, trees also against chain."""
+    found = {}
+    for setting in study.settings:
+        if setting.is_ok and setting.has_draft and setting.key not in left_out:
+            against = ["ar"]
+            if setting.has_drafter:
+                against += ["prompt_lookup", "chain"] if setting.arm != "chain" else ["prompt_lookup"]
+            found.update({(setting.key, arm): contest(setting, arm, study) for arm in against})
+    return found

@@ -1,15 +1,22 @@
-"""Section: what was run, what came out best at each concurrency, and how far it is to be believed."""
+"""Section: what was run, what came out best at each concurrency and why, and how far it is to be believed.
+
+Three sentences and a card per concurrency; what a number needs to be read rightly stands in the notes below them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ddbench.analysis.contests import standing
 from ddbench.analysis.metrics import METRICS
 from ddbench.analysis.settings import Setting
+from ddbench.analysis.stats import FEWEST_UNITS
 from ddbench.analysis.values import Estimate
 from ddbench.report import cells
 from ddbench.report.document import Fact, Section, Tone
 from ddbench.report.evidence import Evidence
+from ddbench.report.provenance import common_warnings, threads_of
+from ddbench.report.verdicts import best_drafter, verdicts
 
 ACCEPTANCE_LABELS: dict[str, str] = {
     "measured": "Acceptance is measured on the trained pair {target}: real for this pair only, not for other models.",
@@ -21,13 +28,21 @@ ACCEPTANCE_LABELS: dict[str, str] = {
 }
 
 
+STANDINGS: dict[str, str] = {
+    "ahead": "faster than ar",
+    "even": "not separated from ar",
+    "behind": "slower than ar: nothing here beats it",
+    "unknown": "no interval",
+}
+
+
 def headline(evidence: Evidence) -> Section:
-    """One paragraph of facts, one fact per concurrency, and the caveats that go with every number below."""
+    """What was run, the verdicts, one card per concurrency, and the caveats that go with every number below."""
     notes = tuple(_caveats(evidence))
     if not evidence.has_measurements:
         return Section("headline", "Headline", (_what_was_run(evidence), "Nothing was measured."), notes=notes)
     facts = tuple(fact for c in evidence.study.concurrencies for fact in _best_at(evidence, c))
-    return Section("headline", "Headline", (_what_was_run(evidence), *_acceptance(evidence)), facts, notes=notes)
+    return Section("headline", "Headline", (_what_was_run(evidence), *verdicts(evidence)), facts, notes=notes)
 
 
 def _what_was_run(evidence: Evidence) -> str:
@@ -55,17 +70,21 @@ def _pairs(first: object, second: object) -> list[tuple[object, object]]:
 
 
 def _machine(evidence: Evidence, run: str) -> str:
-    environment = next(manifest.environment for manifest in evidence.frames.manifests if manifest.run_id == run)
+    manifest = next(manifest for manifest in evidence.frames.manifests if manifest.run_id == run)
+    environment = manifest.environment
     if environment.device == "cpu":
-        threads = "1 thread" if environment.num_threads == 1 else f"{environment.num_threads} threads"
-        return f"CPU ({environment.cpu_model}, {threads})"
+        used = threads_of(evidence, manifest)
+        counts = " or ".join(str(count) for count in used)
+        return f"CPU ({environment.cpu_model}, {counts} {'thread' if used == (1,) else 'threads'})"
     return environment.device
 
 
 def _acceptance(evidence: Evidence) -> Iterator[str]:
     drafting = [s for s in evidence.study.settings if s.is_ok and s.has_draft]
     labels = dict.fromkeys((result.models.acceptance, s.engine.target) for s in drafting for result in s.results)
-    for label, target in labels or {("none", ""): None}:
+    if evidence.has_measurements and not labels:
+        yield ACCEPTANCE_LABELS["none"]
+    for label, target in labels:
         yield ACCEPTANCE_LABELS[label].format(target=target)
 
 
@@ -80,16 +99,29 @@ def _best_at(evidence: Evidence, concurrency: int) -> Iterator[Fact]:
         yield _fastest_at(evidence, concurrency)
         return
     setting, best = max(speedups.values(), key=lambda pair: pair[1].value)
+    place = standing(best)
+    details = [STANDINGS[place], f"95 % interval {cells.interval(best)}, n={best.n} prompts"]
     chain = evidence.value(setting, "speedup_vs_chain")
-    details = [f"95 % interval {cells.interval(best)}, n={best.n}"]
     if isinstance(chain, Estimate):
-        details.append(f"{cells.number(chain.value, 'x')} vs chain, {cells.interval(chain)}")
-    close = [evidence.name(s) for s, value in speedups.values() if s is not setting and _overlap(best, value)]
-    if close:
-        details.append(f"not separated from {_few(close)}")
-    tone: Tone = "good" if best.low is not None and best.low > 1 else "plain"
+        details.append(f"vs chain {cells.number(chain.value, 'x')} {cells.interval(chain)}")
+    details += _runners_up(evidence, concurrency, setting, speedups)
+    tone: Tone = {"ahead": "good", "behind": "warn"}.get(place, "plain")  # type: ignore[assignment]
     label = f"Best vs ar at concurrency {concurrency}"
     yield Fact(label, cells.number(best.value, "x"), evidence.name(setting), tuple(details), tone)
+
+
+def _runners_up(
+    evidence: Evidence, concurrency: int, best: Setting, speedups: dict[str, tuple[Setting, Estimate]]
+) -> Iterator[str]:
+    """The best arm with a drafter, where the best has none; and what cannot be told from the best."""
+    own = speedups[best.key][1]
+    drafter = None if best.has_drafter else best_drafter(evidence, concurrency)
+    if drafter is not None and drafter.key in speedups:
+        value = speedups[drafter.key][1]
+        yield f"with a drafter: {evidence.name(drafter)} {cells.number(value.value, 'x')} {cells.interval(value)}"
+    close = [evidence.name(s) for s, value in speedups.values() if s is not best and _overlap(own, value)]
+    if close:
+        yield f"intervals overlap with {_few(close)}"
 
 
 def _fastest_at(evidence: Evidence, concurrency: int) -> Fact:
@@ -101,7 +133,7 @@ def _fastest_at(evidence: Evidence, concurrency: int) -> Fact:
     if key is None:
         looping = [s for s in settings if s.is_ok and evidence.is_degenerate(s)]
         why = "the outputs of every measured arm loop" if looping else "fewer than two arms can be compared"
-        return Fact(label, "no best arm", why, tone="warn")
+        return Fact(label, "no best arm", why, tone="quiet")
     setting = next(s for s in usable if s.key == key)
     value = evidence.value(setting, key_metric.name)
     assert isinstance(value, Estimate), "the best of measured values is one"
@@ -122,6 +154,9 @@ def _few(names: list[str]) -> str:
 
 def _caveats(evidence: Evidence) -> Iterator[str]:
     """What a reader must know before using a number of this page."""
+    yield from _acceptance(evidence)
+    if evidence.has_measurements:
+        yield _coverage(evidence)
     wrong = [row for row in evidence.identities if not row.is_ok]
     if wrong:
         labels = _few(list(dict.fromkeys(row.label for row in wrong)))
@@ -136,6 +171,17 @@ def _caveats(evidence: Evidence) -> Iterator[str]:
         names = _few(list(dict.fromkeys(looping)))
         yield f"Outputs loop in at least half of the requests of {names}: never named best here."
     yield from _workload_labels(evidence)
+    yield from common_warnings(evidence)
+
+
+def _coverage(evidence: Evidence) -> str:
+    """What the intervals are about, so that nobody reads more into them."""
+    about = "Intervals (95 %) are over prompts for TPOT, TTFT, tau and speedups, and over rounds for output and round times"
+    count = evidence.num_processes
+    if count >= FEWEST_UNITS:
+        return f"{about}; those of times also cover what differs between the {count} processes of a case."
+    ran = "one process that" if count == 1 else f"{count} processes that"
+    return f"{about}, within the {ran} ran a case. What another process would measure is not covered: --blocks 3 or more."
 
 
 def _workload_labels(evidence: Evidence) -> Iterator[str]:

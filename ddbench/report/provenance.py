@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from ddbench import units
@@ -11,13 +10,15 @@ from ddbench.analysis.tables import TABLES
 from ddbench.records import Environment, LoadSample, Manifest, ModelCard, NotMeasured, OkResult
 from ddbench.report import cells
 from ddbench.report.document import Cell, Column, Section, Skipped, Table
-from ddbench.report.evidence import Evidence
+from ddbench.report.evidence import Evidence, Warned
+
+MAX_NAMED = 4  # cases that a warning names
 
 
 def environment(evidence: Evidence) -> Section | Skipped:
     """One column per run."""
     manifests = evidence.frames.manifests
-    tables = [_machine_table(manifests)]
+    tables = [_machine_table(evidence)]
     models = _model_table(evidence)
     if models.rows:
         tables.append(models)
@@ -28,15 +29,26 @@ def environment(evidence: Evidence) -> Section | Skipped:
     return Section("environment", "Environment", tables=tuple(tables), notes=tuple(_warnings(evidence)))
 
 
-def _machine_table(manifests: tuple[Manifest, ...]) -> Table:
-    columns = [dict(_facts(manifest)) for manifest in manifests]
+def _machine_table(evidence: Evidence) -> Table:
+    manifests = evidence.frames.manifests
+    columns = [dict(_facts(evidence, manifest)) for manifest in manifests]
     rows = tuple((cells.text_cell(name), *(column[name] for column in columns)) for name in columns[0])
     titles = ["Value"] if len(manifests) == 1 else [manifest.run_id for manifest in manifests]
     columns_of_text = cells.text_columns("Fact", *titles)
     return cells.with_notes(Table("Machine and code", columns_of_text, rows, is_pairs=len(manifests) == 1))
 
 
-def _facts(manifest: Manifest) -> Iterator[tuple[str, Cell]]:
+def threads_of(evidence: Evidence, manifest: Manifest) -> tuple[int, ...]:
+    """CPU threads that the cases of a run used: what each asked for, else the run's default."""
+    asked = {
+        result.case.engine.num_threads or manifest.environment.num_threads
+        for (run, _), result in evidence.frames.results.items()
+        if run == manifest.run_id
+    }
+    return tuple(sorted(asked)) or (manifest.environment.num_threads,)
+
+
+def _facts(evidence: Evidence, manifest: Manifest) -> Iterator[tuple[str, Cell]]:
     place: Environment = manifest.environment
     yield "Run", cells.text_cell(manifest.run_id)
     yield "Started", cells.text_cell(manifest.created_at)
@@ -46,7 +58,7 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, Cell]]:
     yield "Power cap", _or_missing(place.power_cap_w, " W")
     yield "Host", cells.text_cell(f"{place.cpu_model}, {place.num_cpus} CPUs, {place.machine}, {place.platform}")
     yield "Host memory", _bytes_or_missing(place.memory_bytes)
-    yield "Threads", cells.text_cell(str(place.num_threads))
+    yield "Threads", cells.text_cell(", ".join(map(str, threads_of(evidence, manifest))), tip="CPU threads of a case")
     yield "ddbench", cells.text_cell(f"{manifest.ddbench_version}, {place.parts_origin}")
     yield "Commit", _commit(place)
     yield "Code digest", cells.text_cell(place.code_digest[:16])
@@ -112,13 +124,13 @@ def _library_table(manifests: tuple[Manifest, ...]) -> Table:
 
 
 def _load_table(evidence: Evidence) -> Table:
-    labels = dict(zip(evidence.frames.cases["case_id"], evidence.frames.cases["label"], strict=True))
+    labels = evidence.case_labels
     rows = []
-    for (_, case_id), result in evidence.frames.results.items():
+    for key, result in evidence.frames.results.items():
         if isinstance(result, OkResult):
             for summary in result.passes:
                 name = f"{summary.pass_name} {summary.index}"
-                rows.append((cells.text_cell(labels[case_id]), cells.text_cell(name), *_load_cells(summary.load)))
+                rows.append((cells.text_cell(labels[key]), cells.text_cell(name), *_load_cells(summary.load)))
     columns = (
         *cells.text_columns("Case", "Pass"),
         Column("Load before", tip="share of all CPU time busy"),
@@ -145,15 +157,24 @@ def _load_cells(load: LoadSample) -> Iterator[Cell]:
 
 
 def _warnings(evidence: Evidence) -> Iterator[str]:
-    """What the cases warned about; texts that differ in numbers only are told once."""
-    groups: dict[str, list[str]] = {}
-    for result in evidence.frames.results.values():
-        for text in result.warnings:
-            groups.setdefault(re.sub(r"\d+(\.\d+)?", "0", text), []).append(text)
-    for texts in groups.values():
-        same = len(set(texts)) == 1
-        more = f" ({len(texts)} cases)" if same else f" (and {len(texts) - 1} more with other numbers)"
-        yield texts[0] + (more if len(texts) > 1 else "")
+    for warned in evidence.warnings:
+        if len(warned.cases) == len(evidence.frames.results):
+            yield f"{warned.text} (every case)."
+        else:
+            names = [evidence.case_labels[key] for key in warned.cases[:MAX_NAMED]]
+            more = f" and {len(warned.cases) - MAX_NAMED} more" if len(warned.cases) > MAX_NAMED else ""
+            yield f"{warned.text} ({_out_of(evidence, warned)}: {', '.join(names)}{more})."
+
+
+def common_warnings(evidence: Evidence) -> Iterator[str]:
+    """Those that concern most cases."""
+    for warned in evidence.warnings:
+        if warned.is_common:
+            yield f"{warned.text} ({_out_of(evidence, warned)})."
+
+
+def _out_of(evidence: Evidence, warned: Warned) -> str:
+    return f"{len(warned.cases)} of {len(evidence.frames.results)} cases"
 
 
 def glossary(evidence: Evidence) -> Section | Skipped:

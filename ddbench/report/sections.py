@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ddbench.report import checks, provenance
 from ddbench.report.acceptance import acceptance
 from ddbench.report.arms import arms
+from ddbench.report.budget import budget
 from ddbench.report.document import Report, Section, Skipped
 from ddbench.report.evidence import Evidence
 from ddbench.report.headline import headline
@@ -18,6 +19,7 @@ SECTIONS: dict[str, Callable[[Evidence], Section | Skipped]] = {
     "environment": provenance.environment,
     "arms": arms,
     "variants": variants,
+    "budget": budget,
     "acceptance": acceptance,
     "stages": stages,
     "parity": checks.parity,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddbench import units
-from ddbench.analysis.breakdown import Breakdown, breakdown
+from ddbench.analysis.breakdown import Breakdown, breakdown, work
 from ddbench.analysis.settings import Setting
 from ddbench.engine.stages import ROUND_STAGES
 from ddbench.records import NotMeasured
@@ -13,6 +13,8 @@ from ddbench.report import cells, plots
 from ddbench.report.arms import MAX_ROWS_DRAWN, label_cell
 from ddbench.report.document import Cell, Column, Figure, LegendEntry, Panel, Section, Skipped, Table
 from ddbench.report.evidence import Evidence
+
+Measured = Sequence[tuple[Setting, Breakdown]]
 
 
 def stages(evidence: Evidence) -> Section | Skipped:
@@ -22,67 +24,121 @@ def stages(evidence: Evidence) -> Section | Skipped:
     if not measured:
         reasons = dict.fromkeys(value.not_measured for _, value in found if isinstance(value, NotMeasured))
         return Skipped("stages", "Stages", "; ".join(reasons) or "no case has a result")
-    tables = tuple(_stage_table(evidence, c, measured) for c in sorted({s.concurrency for s, _ in measured}))
+    concurrencies = sorted({setting.concurrency for setting, _ in measured})
+    tables = [_stage_table(evidence, c, measured) for c in concurrencies]
+    works = [_work_table(evidence, c, measured) for c in concurrencies]
+    tables += [table for table in works if table.rows]
     intro = (
-        "Mean milliseconds per round of the whole batch, and the share of the round, from the attributed pass. Host "
+        "Mean microseconds per round of the whole batch, and the share of the round, from the attributed pass. Host "
         "gap is what no stage accounts for. Tax is how much longer that pass took than the clean one: the shares are "
         "what this pass is for, speed is not read from it.",
     )
-    return Section("stages", "Stages", intro, tables=tables, figures=(_stage_figure(evidence, measured),))
+    return Section("stages", "Stages", intro, tables=tuple(tables), figures=(_stage_figure(evidence, measured),))
 
 
-def _stage_table(evidence: Evidence, concurrency: int, measured: Sequence[tuple[Setting, Breakdown]]) -> Table:
+def _stage_table(evidence: Evidence, concurrency: int, measured: Measured) -> Table:
     columns = (
         Column("Arm", is_number=False),
-        Column("Round", "ms"),
-        *(Column(stage.value.replace("_", " "), "ms") for stage in ROUND_STAGES),
-        Column("Host gap", "ms"),
+        Column("Round", "us"),
+        *(Column(stage.value.replace("_", " "), "us") for stage in ROUND_STAGES),
+        Column("Host gap", "us"),
+        Column("Prefill", "us/request", tip="stages before a request's first round, per request and not per round"),
         Column("Tax", "%", tip="attributed wall time / clean wall time - 1"),
         Column("Rounds", tip="rounds of the attributed pass"),
     )
     rows = []
-    longest = max(value.round_ms for _, value in measured)
     for setting, value in measured:
         if setting.concurrency == concurrency:
-            times = [_stage_cell(value, stage.value, longest) for stage in ROUND_STAGES]
-            gap = _time_cell(value.gap_ms, value.gap_ms / value.round_ms, longest)
+            times = [_stage_cell(value, stage.value) for stage in ROUND_STAGES]
+            gap = _time_cell(value.gap_ms, value.gap_ms / value.round_ms)
             tax = value.tax
             tax_cell = cells.missing_cell(tax.not_measured) if isinstance(tax, NotMeasured) else _tax_cell(tax)
-            whole = Cell(units.aligned(value.round_ms, longest), tip=f"{value.clock} clock", sort=value.round_ms)
+            whole = Cell(_us(value.round_ms), tip=f"{value.clock} clock", sort=value.round_ms)
             label = label_cell(evidence, setting)
-            rows.append((label, whole, *times, gap, tax_cell, cells.count_cell(value.num_rounds)))
+            rows.append((label, whole, *times, gap, _prefill_cell(value), tax_cell, cells.count_cell(value.num_rounds)))
     return cells.with_notes(Table(f"Concurrency {concurrency}", columns, tuple(rows)))
 
 
-def _stage_cell(value: Breakdown, stage: str, longest: float) -> Cell:
+def _us(milliseconds: float) -> str:
+    return units.microseconds(1e3 * milliseconds)
+
+
+def _stage_cell(value: Breakdown, stage: str) -> Cell:
     if stage not in value.stage_ms:
         return cells.missing_cell("the arm has no such stage")
-    return _time_cell(value.stage_ms[stage], value.share(stage), longest)
+    return _time_cell(value.stage_ms[stage], value.share(stage))
 
 
-def _time_cell(milliseconds: float, share: float, longest: float) -> Cell:
-    return Cell(units.aligned(milliseconds, longest), f"{100 * share:.0f} %", sort=milliseconds)
+def _time_cell(milliseconds: float, share: float) -> Cell:
+    percent = f"{100 * share:.0f}" if abs(share) >= 0.0095 else units.significant(100 * share, 1)
+    return Cell(_us(milliseconds), f"{percent} %", sort=milliseconds)
+
+
+def _prefill_cell(value: Breakdown) -> Cell:
+    if not value.outside_ms:
+        return cells.missing_cell("no stage was timed before the first rounds")
+    total = sum(value.outside_ms.values())
+    tip = ", ".join(f"{stage.replace('_', ' ')} {_us(own)} us" for stage, own in value.outside_ms.items())
+    return Cell(_us(total), tip=tip, sort=total)
 
 
 def _tax_cell(tax: float) -> Cell:
     return Cell(f"{100 * tax:+.1f}", sort=tax)
 
 
-def _stage_figure(evidence: Evidence, measured: Sequence[tuple[Setting, Breakdown]]) -> Figure:
-    limit = max(value.round_ms for _, value in measured)
+def _work_table(evidence: Evidence, concurrency: int, measured: Measured) -> Table:
+    """Fewest bytes and flops of every stage, over the time it took."""
+    rows = []
+    for setting, value in measured:
+        if setting.concurrency == concurrency:
+            for own in work(setting, value):
+                rows.append(
+                    (
+                        label_cell(evidence, setting),
+                        cells.text_cell(own.stage.replace("_", " ")),
+                        Cell(units.byte_count(own.num_bytes), tip=own.basis, sort=own.num_bytes),
+                        Cell(units.rate(own.num_flops, ""), tip=own.basis, sort=own.num_flops),
+                        Cell(_us(own.milliseconds), sort=own.milliseconds),
+                        _rate_cell(own.bytes_per_s, "B/s"),
+                        _rate_cell(own.flops_per_s, "flop/s"),
+                    )
+                )
+    columns = (
+        *cells.text_columns("Arm", "Stage"),
+        Column("Fewest bytes", tip="weights once, context once per request, new rows and logits once"),
+        Column("Flops", tip="a multiply-add is two"),
+        Column("Time", "us", tip="mean of the attributed pass"),
+        Column("Bytes / time", tip="achieved rate, counting only the bytes that have to move"),
+        Column("Flops / time", tip="achieved rate"),
+    )
+    notes = (
+        "Per round of the whole batch, from the shapes alone. What this machine could reach is not measured yet, so "
+        "that a rate says which stage is far from another, not how far it is from its limit.",
+    )
+    title = f"Work and achieved rate, concurrency {concurrency}"
+    return cells.with_notes(Table(title, columns, tuple(rows), notes, is_folded=True))
+
+
+def _rate_cell(value: float | NotMeasured, unit: str) -> Cell:
+    if isinstance(value, NotMeasured):
+        return cells.missing_cell(value.not_measured)
+    return Cell(units.rate(value, unit), sort=value)
+
+
+def _stage_figure(evidence: Evidence, measured: Measured) -> Figure:
     panels = []
     is_cut = False
     for concurrency in sorted({setting.concurrency for setting, _ in measured}):
         own = [(setting, value) for setting, value in measured if setting.concurrency == concurrency]
         is_cut |= len(own) > MAX_ROWS_DRAWN
         stacks = [_stack(evidence, setting, value) for setting, value in own[:MAX_ROWS_DRAWN]]
-        svg = plots.stacked_bars(stacks, "ms per round", limit)
+        svg = plots.stacked_bars(stacks, "ms per round", max(value.round_ms for _, value in own))
         panels.append(Panel(f"stages-c{concurrency}", f"Concurrency {concurrency}", svg))
     ran = {stage for _, value in measured for stage in value.stage_ms}
     legend = [
         LegendEntry(s.value.replace("_", " "), plots.STAGE_COLORS[s.value]) for s in ROUND_STAGES if s.value in ran
     ]
-    caption = "Mean round of the attributed pass, split by stage."
+    caption = "Mean round of the attributed pass, split by stage; every panel has a scale of its own."
     if is_cut:
         caption += f" The first {MAX_ROWS_DRAWN} settings of each concurrency are drawn; the tables hold all."
     return Figure("Where a round's time goes", caption, tuple(panels), (*legend, LegendEntry("host gap", plots.GREY)))

@@ -33,11 +33,17 @@ def command_line(context: click.Context) -> str:
     return shlex.join(words)
 
 
+def read_card(folder: Path) -> dict[str, Any]:
+    """The folder's card; empty where there is none."""
+    path = folder / "training-card.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
 def update_card(folder: Path, part: str, facts: Mapping[str, Any]) -> Path:
     """Put `facts` under `part` ('target', 'drafter', 'evaluation') in the folder's training-card.json."""
     path = folder / "training-card.json"
     try:
-        card = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        card = read_card(folder)
     except ValueError as error:
         raise UserError(f"{path}: damaged, not JSON: {error}; mend or delete it") from error
     card[part] = dict(facts)

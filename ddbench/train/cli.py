@@ -19,18 +19,24 @@ def train() -> None:
     \b
     Example, in this order:
       ddbench train corpus --out corpus
+      ddbench train tokenizer --corpus corpus/corpus-train.jsonl.xz --heldout corpus/corpus-heldout.jsonl.xz \\
+        --out pair
       ddbench train target --corpus corpus/corpus-train.jsonl.xz --heldout corpus/corpus-heldout.jsonl.xz \\
-        --tokenizer tokenizer.json --out pair --minutes 7
+        --tokenizer pair/tokenizer.json --out pair --minutes 7
       ddbench train drafter --corpus corpus/corpus-train.jsonl.xz --heldout corpus/corpus-heldout.jsonl.xz \\
         --out pair --minutes 7
       ddbench train evaluate --pair pair --save
     """
 
 
+CORPUS = click.option("--corpus", type=FILE, required=True, help="Training documents, corpus-train.jsonl.xz.")
+HELDOUT = click.option("--heldout", type=FILE, required=True, help="Held-out documents, corpus-heldout.jsonl.xz.")
+
+
 def _shared(command: Any) -> Any:
     options = (
-        click.option("--corpus", type=FILE, required=True, help="Training documents, corpus-train.jsonl.xz."),
-        click.option("--heldout", type=FILE, required=True, help="Held-out documents, corpus-heldout.jsonl.xz."),
+        CORPUS,
+        HELDOUT,
         click.option("--out", type=FOLDER, required=True, help="Pair folder: weights, config, card."),
         click.option("--work", type=FOLDER, help="Checkpoints and caches [OUT/work]; a killed run resumes from there."),
         click.option("--steps", type=click.IntRange(1), help="Steps at most."),
@@ -38,12 +44,35 @@ def _shared(command: Any) -> Any:
             "--minutes", type=click.FloatRange(0, min_open=True), help="Minutes at most; the schedule ends on time."
         ),
         click.option("--batch-rows", type=click.IntRange(1), help="Rows per step."),
+        click.option("--peak-rate", type=float, help="Learning rate at the end of the warm-up."),
         click.option("--seed", type=int, default=0, show_default=True),
         click.option("--device", type=DEVICE, default="cuda", show_default=True),
     )
     for option in reversed(options):
         command = option(command)
     return command
+
+
+@train.command("tokenizer")
+@CORPUS
+@HELDOUT
+@click.option("--out", type=FOLDER, required=True, help="Pair folder: tokenizer.json, prompts.jsonl.")
+@click.option(
+    "--vocab", type=click.IntRange(259), default=4096, show_default=True, help="Tokens, special ones included."
+)
+@click.option(
+    "--per-kind", type=click.IntRange(1), default=32, show_default=True, help="Held-out prompts of each kind."
+)
+def tokenizer_command(**options: Any) -> None:
+    """Train a byte-level BPE tokenizer and cut the held-out prompts, none of which shares text with the corpus.
+
+    \b
+    Example:
+      ddbench train tokenizer --corpus corpus-train.jsonl.xz --heldout corpus-heldout.jsonl.xz --out pair
+    """
+    from ddbench.train.pipeline import run_tokenizer
+
+    run_tokenizer(echo=click.echo, **options)
 
 
 @train.command("target")
@@ -53,7 +82,9 @@ def _shared(command: Any) -> Any:
     show_default=True,
     help='A named shape (`ddbench list`), or a JSON file {"target": ..., "drafter": ...} like a pair\'s config.json.',
 )
-@click.option("--tokenizer", type=FILE, required=True)
+@click.option(
+    "--tokenizer", type=FILE, required=True, help="tokenizer.json; it and a prompts.jsonl beside it become the pair's."
+)
 @click.option("--window", type=click.IntRange(8), help="Tokens per row.")
 @_shared
 @click.pass_context
@@ -73,11 +104,19 @@ def target_command(context: click.Context, **options: Any) -> None:
 
 
 @train.command("drafter")
-@click.option("--rows", type=click.IntRange(1), default=80000, show_default=True, help="Continuations to generate.")
+@click.option("--rows", type=click.IntRange(1), default=65536, show_default=True, help="Continuations to generate.")
 @click.option(
-    "--total", type=click.IntRange(32), default=320, show_default=True, help="Tokens per row, prompt included."
+    "--total", type=click.IntRange(32), default=192, show_default=True, help="Tokens per row, prompt included."
 )
 @click.option("--greedy-share", type=click.FloatRange(0, 1), default=0.6, show_default=True)
+@click.option(
+    "--max-repetition",
+    type=click.FloatRange(0, 1),
+    default=1.0,
+    show_default=True,
+    help="Leave out answers of which a larger share repeats itself; 1 keeps the loops.",
+)
+@click.option("--init", type=FOLDER, help="Start from the drafter of this pair instead of from scratch.")
 @_shared
 @click.pass_context
 def drafter_command(context: click.Context, **options: Any) -> None:
@@ -102,7 +141,7 @@ def drafter_command(context: click.Context, **options: Any) -> None:
 @click.option("--device", type=DEVICE, default="cpu", show_default=True)
 @click.option("--save", is_flag=True, help="Write the result into the pair's training-card.json.")
 @click.pass_context
-def evaluate_command(context: click.Context, save: bool, **options: Any) -> None:
+def evaluate_command(context: click.Context, **options: Any) -> None:
     """Acceptance lengths of a trained pair: greedy, FP32, on its held-out prompts, every arm against plain decoding.
 
     \b
@@ -111,12 +150,9 @@ def evaluate_command(context: click.Context, save: bool, **options: Any) -> None
       ddbench train evaluate --pair pair --prompts 24 --max-new-tokens 32
     """
     from ddbench.train.card import command_line
-    from ddbench.train.evaluate import evaluate_pair, save_evaluation, table
+    from ddbench.train.evaluate import run_evaluate
 
-    evaluation = evaluate_pair(report=click.echo, command=command_line(context), **options)
-    click.echo(table(evaluation))
-    if save:
-        click.echo(f"card: {save_evaluation(options['pair'], evaluation)}")
+    run_evaluate(echo=click.echo, command=command_line(context), **options)
 
 
 @train.command("corpus")

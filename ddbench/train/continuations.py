@@ -21,7 +21,6 @@ from ddbench.train.loop import Report, time_left
 from ddbench.train.tokens import Windows
 
 PROMPT_LENGTHS = (24, 48, 80, 128)
-MAX_REPETITION = 0.5  # share of 8-grams that occurred before in the row; above: a loop, dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +109,12 @@ def generate(
     greedy_share: float,
     report: Report,
     min_answer: int = 16,
+    max_repetition: float = 1.0,
 ) -> Continuations:
     """`num_rows` rows (before loops are dropped), prompts of several lengths, in batches of one length each.
 
+    A row is a loop, and left out, where more than `max_repetition` of its answer's 8-grams occurred before in the row.
+    1 keeps all: a small target does loop, and its drafter has to follow it there too.
     Lengths that leave fewer than `min_answer` of the `total` tokens to the answer are left out.
     """
     lengths = [length for length in PROMPT_LENGTHS if length + min_answer <= total]
@@ -126,7 +128,7 @@ def generate(
     with torch.inference_mode():
         while made < num_rows:
             prompts = windows.sample(batch_rows, lengths[len(batches) % len(lengths)])
-            batches.append(_batch(model, prompts, total, greedy_share, windows.generator))
+            batches.append(_batch(model, prompts, total, greedy_share, max_repetition, windows.generator))
             made += batch_rows
             dropped = sum(batch.num_dropped for batch in batches)
             left = time_left(min(1.0, made / num_rows), time.monotonic() - began)
@@ -138,19 +140,24 @@ def generate(
         sum(batch.num_greedy for batch in batches),
     )
     if not len(rows.tokens):
-        raise UserError(f"all {made} continuations are loops: train the target longer, or lower --greedy-share")
+        raise UserError(f"all {made} continuations are loops: train the target longer, or raise --max-repetition")
     return rows
 
 
 def _batch(
-    model: Target, prompts: torch.Tensor, total: int, greedy_share: float, generator: torch.Generator
+    model: Target,
+    prompts: torch.Tensor,
+    total: int,
+    greedy_share: float,
+    max_repetition: float,
+    generator: torch.Generator,
 ) -> Continuations:
     """Continue prompts of one length, some greedily, the others at temperatures up to 1; loops are left out."""
     uniform = torch.rand(len(prompts), generator=generator, device=prompts.device)
     temperature = torch.where(uniform < greedy_share, 0.0, 0.5 + 0.5 * uniform)
     tokens = continue_prompts(model, prompts, total, temperature, generator)
     prompt_lengths = torch.full((len(prompts),), prompts.shape[1], device=tokens.device)
-    keep = repetition(tokens, prompt_lengths) <= MAX_REPETITION
+    keep = repetition(tokens, prompt_lengths) <= max_repetition
     return Continuations(
         tokens=tokens[keep].int().cpu(),
         prompt_lengths=prompt_lengths[keep].cpu(),

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 
 from ddbench.models.drafter import Drafter
-from ddbench.models.shapes import DrafterShape
 from ddbench.models.target import Target
 from ddbench.models.weights import randomize
 from ddbench.train.continuations import Continuations
@@ -148,21 +147,24 @@ def replay(
 
 def train_drafter(
     target: Target,
-    shape: DrafterShape,
+    drafter: Drafter,
     train: Continuations,
     heldout: Continuations,
     recipe: DrafterRecipe,
     folder: Path,
     device: str,
     report: Report,
+    origin: str = "random",
 ) -> tuple[Drafter, list[dict[str, float]]]:
-    """Train (or resume in `folder`) against a frozen float target on `device`; returns the drafter and its curve."""
-    drafter = Drafter(shape, target.shape.max_context)
-    initialize(drafter, recipe.seed)
+    """Train `drafter` (or resume in `folder`) against a frozen float target on `device`; -> drafter, curve.
+
+    `origin` names its initial weights: a checkpoint of other ones is not resumed.
+    """
+    shape = drafter.shape
     drafter.to(device)
     tokens, lengths = train.tokens.to(device), train.prompt_lengths.to(device)
     generator = torch.Generator(device=device).manual_seed(recipe.seed)
-    identity = {"shape": shape_key(shape), **asdict(recipe), "data": train.digest}
+    identity = {"shape": shape_key(shape), **asdict(recipe), "data": train.digest, "origin": origin}
     optimizer = make_optimizer(drafter, recipe.peak_rate, recipe.weight_decay)
     run = TrainingRun(drafter, optimizer, {"rows": generator}, folder, identity)
     if run.resume():

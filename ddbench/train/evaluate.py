@@ -33,6 +33,14 @@ BUDGETS = (8, 16, 32, 64)
 LENGTHS = ("tau", "tau_macro", "tau_uncut", "tau_novel", "tau_repeated")
 
 
+def run_evaluate(*, pair: str, save: bool, echo: Report, **options: Any) -> None:
+    """Evaluate, show the table and, if asked to, write the result into the pair's training card."""
+    evaluation = evaluate_pair(pair=pair, report=echo, **options)
+    echo(table(evaluation))
+    if save:
+        echo(f"card: {update_card(_pair_folder(pair), 'evaluation', evaluation)}")
+
+
 def evaluate_pair(
     *,
     pair: str,
@@ -78,11 +86,6 @@ def evaluate_pair(
         "software": software(device),
         "arms": arms,
     }
-
-
-def save_evaluation(pair: str, evaluation: Mapping[str, Any]) -> Path:
-    """Write it into the pair's training card."""
-    return update_card(_pair_folder(pair), "evaluation", evaluation)
 
 
 def arm_specs(base: EngineSpec) -> dict[str, EngineSpec]:
@@ -134,9 +137,12 @@ def table(evaluation: Mapping[str, Any]) -> str:
     lines += ["", _line("% accepting", [str(accepted) for accepted in range(widest)])]
     for name, facts in arms.items():
         lines.append(_line(name, [f"{100 * count / facts['rounds']:.1f}" for count in facts["accepted_histogram"]]))
-    drafter, lookup = arms["chain"]["tau"], arms["prompt_lookup"]["tau"]
-    verdict = "beats" if drafter > lookup else "does not beat"
-    return "\n".join([*lines, "", f"the drafter's chain {verdict} prompt_lookup: {drafter:.3f} against {lookup:.3f}"])
+    lines.append("")
+    for name, over in (("tau", "all rounds"), ("tau_macro", "per request")):
+        drafter, lookup = arms["chain"][name], arms["prompt_lookup"][name]
+        verdict = "beats" if drafter > lookup else "does not beat"
+        lines.append(f"{over}: the drafter's chain {verdict} prompt_lookup, {drafter:.3f} against {lookup:.3f}")
+    return "\n".join(lines)
 
 
 def _line(name: str, cells: Sequence[str]) -> str:

@@ -7,13 +7,14 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from ddbench.errors import UserError, did_you_mean
+from ddbench.models.drafter import Drafter
 from ddbench.models.shapes import TARGETS, DrafterShape, TargetShape, drafter_shape, target_shape
 from ddbench.models.target import Target
 from ddbench.models.weights import (
@@ -24,17 +25,19 @@ from ddbench.models.weights import (
     save_pair,
     shapes_from,
 )
-from ddbench.train.card import software, update_card
+from ddbench.train.card import read_card, software, update_card
 from ddbench.train.continuations import Continuations, generate
-from ddbench.train.corpus import build_corpus
-from ddbench.train.drafter import DrafterRecipe, train_drafter
-from ddbench.train.loop import Report
+from ddbench.train.corpus import Document, build_corpus
+from ddbench.train.drafter import DrafterRecipe, initialize, train_drafter
+from ddbench.train.loop import REPORT_SECONDS, Report, time_left
 from ddbench.train.target import TargetRecipe, bits_per_byte, train_target
-from ddbench.train.tokenizer import load_tokenizer
-from ddbench.train.tokens import TokenStream, Windows, file_digest, load_tokens
+from ddbench.train.tokenizer import balanced_sample, load_tokenizer, select_prompts, train_tokenizer, write_prompts
+from ddbench.train.tokens import TokenStream, Windows, corpus_documents, file_digest, load_tokens
 
 RecipeT = TypeVar("RecipeT", TargetRecipe, DrafterRecipe)
 
+SAMPLE_BYTES = 7_000_000  # of each kind of text, to train a tokenizer on
+SPARE_PROMPTS = 96  # candidates of each kind beyond those wanted: some share text with the corpus
 HELDOUT_ROWS = 256  # greedy continuations that the drafter is judged on while it trains
 
 
@@ -54,8 +57,9 @@ def run_target(*, corpus: Path, heldout: Path, out: Path, work: Path | None, sha
     began = time.monotonic()
     model, curve = train_target(target, drafter, train_stream, heldout_stream, recipe, work / "target", device, echo)
     save_pair(out, model, None, drafter)
-    if tokenizer.resolve() != (out / "tokenizer.json").resolve():
-        shutil.copyfile(tokenizer, out / "tokenizer.json")
+    if (out / "drafter.safetensors").is_file():
+        echo(f"{out / 'drafter.safetensors'} was trained for another target: train it anew")
+    _copy_text_files(tokenizer, out)
     stored = load_float_target(out, device)
     final = {
         kind: bits_per_byte(stored, heldout_stream.only(kind), recipe.window)
@@ -72,8 +76,9 @@ def run_target(*, corpus: Path, heldout: Path, out: Path, work: Path | None, sha
     echo(f"card: {update_card(out, 'target', facts)}")
 
 
-def run_drafter(*, corpus: Path, heldout: Path, out: Path, work: Path | None, rows: int, total: int,
-                greedy_share: float, device: str, command: str, echo: Report, **options: Any) -> None:  # fmt: skip
+def run_drafter(*, corpus: Path, heldout: Path, out: Path, work: Path | None, init: Path | None, rows: int, total: int,
+                greedy_share: float, max_repetition: float, device: str, command: str, echo: Report,
+                **options: Any) -> None:  # fmt: skip
     """Generate continuations of the stored target, train the drafter, store it with its card."""
     _require_device(device)
     torch.manual_seed(options["seed"])
@@ -89,14 +94,30 @@ def run_drafter(*, corpus: Path, heldout: Path, out: Path, work: Path | None, ro
     def continued(stream: TokenStream, count: int, share: float, seed: int, batch_rows: int) -> Continuations:
         windows = Windows(stream, device, seed)
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            return generate(target, windows, count, total, min(batch_rows, count), share, echo, shape.block_size)
+            return generate(
+                target, windows, count, total, min(batch_rows, count), share, echo, shape.block_size, max_repetition
+            )
 
-    key = (file_digest(out / "target.safetensors"), train_stream.digest, rows, total, greedy_share, options["seed"])
+    key = (
+        file_digest(out / "target.safetensors"),
+        train_stream.digest,
+        rows,
+        total,
+        greedy_share,
+        max_repetition,
+        options["seed"],
+    )
     train_rows = _kept(work, key, lambda: continued(train_stream, rows, greedy_share, options["seed"] + 1, 4096))
     seconds_generating = time.monotonic() - began
     heldout_rows = continued(heldout_stream, HELDOUT_ROWS, 1.0, 7, HELDOUT_ROWS)
     echo(f"{len(train_rows.tokens):,} training rows of {total} tokens")
-    drafter, curve = train_drafter(target, shape, train_rows, heldout_rows, recipe, work / "drafter", device, echo)
+    start = Drafter(shape, target.shape.max_context)
+    origin = "random" if init is None else load_strict(start, init / "drafter.safetensors")
+    if init is None:
+        initialize(start, recipe.seed)
+    drafter, curve = train_drafter(
+        target, start, train_rows, heldout_rows, recipe, work / "drafter", device, echo, origin
+    )
     stored = Target(read_shapes(out)[0], drafter.shape.target_layer_ids)
     load_strict(stored, out / "target.safetensors")
     save_pair(out, stored, drafter)
@@ -105,10 +126,24 @@ def run_drafter(*, corpus: Path, heldout: Path, out: Path, work: Path | None, ro
     facts = {
         **_run_facts(recipe, command, curve, device, began),
         "data": {**data, "sha256": train_rows.digest},
+        "initial_weights": origin,
+        "initial_training": None if init is None else read_card(init).get("drafter"),
         "corpus": _stream_facts(train_stream),
         "parameters": count_parameters(drafter),
     }
     echo(f"card: {update_card(out, 'drafter', facts)}")
+
+
+def run_tokenizer(*, corpus: Path, heldout: Path, out: Path, vocab: int, per_kind: int, echo: Report) -> None:
+    """Train the tokenizer of a pair and cut the held-out prompts that its drafter will be judged on."""
+    documents, held = corpus_documents(corpus), corpus_documents(heldout)
+    sample = balanced_sample(documents, SAMPLE_BYTES)
+    echo(f"training a tokenizer of {vocab} tokens on {len(sample)} of {len(documents)} documents")
+    tokenizer = train_tokenizer(sample, vocab, out / "tokenizer.json")
+    echo(f"tokenizer: {out / 'tokenizer.json'}")
+    prompts = select_prompts(tokenizer, held, _told(documents, echo), per_kind, SPARE_PROMPTS)
+    write_prompts(out / "prompts.jsonl", prompts)
+    echo(f"prompts: {out / 'prompts.jsonl'}, {per_kind} of each kind")
 
 
 def run_corpus(out: Path, roots: tuple[str, ...], echo: Report) -> None:
@@ -139,6 +174,24 @@ def load_float_target(folder: Path, device: str) -> Target:
     load_strict(model, folder / "target.safetensors")
     dequantize_experts(model, torch.float32)
     return model.to(device).requires_grad_(False).eval()
+
+
+def _told(documents: list[Document], echo: Report) -> Iterator[str]:
+    """The documents' texts, with a word now and then on how far the reader has come."""
+    began = reported = time.monotonic()
+    for number, document in enumerate(documents):
+        yield document.text
+        if time.monotonic() - reported >= REPORT_SECONDS:
+            reported = time.monotonic()
+            left = time_left((number + 1) / len(documents), reported - began)
+            echo(f"prompts compared with {number + 1}/{len(documents)} training documents, {left}")
+
+
+def _copy_text_files(tokenizer: Path, out: Path) -> None:
+    """The tokenizer, and the prompts that lie beside it, belong to the pair."""
+    for source, name in ((tokenizer, "tokenizer.json"), (tokenizer.parent / "prompts.jsonl", "prompts.jsonl")):
+        if source.is_file() and source.resolve() != (out / name).resolve():
+            shutil.copyfile(source, out / name)
 
 
 def _require_device(device: str) -> None:

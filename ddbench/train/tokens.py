@@ -63,7 +63,8 @@ def file_digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _documents(path: Path) -> list[Document]:
+def corpus_documents(path: Path) -> list[Document]:
+    """All documents of a corpus file; a file that is none is a UserError."""
     try:
         return list(read_documents(path))
     except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError, ValidationError) as error:
@@ -79,7 +80,7 @@ def load_tokens(corpus: Path, tokenizer_path: Path, cache: Path | None, report: 
     if cached is not None and cached.is_file():
         data = np.load(cached)
         return TokenStream(data["tokens"], data["starts"], tuple(data["kinds"].tolist()), data["doc_bytes"], digest)
-    stream = _tokenize(_documents(corpus), tokenizer_path, digest, report)
+    stream = _tokenize(corpus_documents(corpus), tokenizer_path, digest, report)
     if cached is not None:
         _store(stream, cached)
     return stream

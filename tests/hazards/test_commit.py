@@ -17,7 +17,7 @@ PLACES = {0: "first token", 1: "first of a path", 2: "inside a path", 4: "last a
 @pytest.mark.parametrize("place", list(PLACES), ids=list(PLACES.values()))
 def test_a_stop_token_ends_the_output_wherever_it_falls(gqa, run_watched, greedy, arm, place):
     """H82: output, rounds and accepted counts say the same; the bonus behind the stop is dropped."""
-    free = Request(0, (2, 60, 8), 30)
+    free = Request(0, (0, 60, 8), 30)
     text = greedy(gqa, free)
     stop = text[place]
     assert text.index(stop) == place
@@ -49,9 +49,11 @@ def knowing(text, models, requests):
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 6, 7, 11])
 def test_the_length_limit_cuts_a_path_anywhere(gqa, run_watched, greedy, arm, limit):
     """H21, H82: accepted tokens beyond the limit are dropped, whether the path ends before, at or behind it."""
-    text = greedy(gqa, Request(0, (2, 60, 8), 30))
-    request = Request(0, (2, 60, 8), limit)
-    (result,), seen = run_watched(gqa, [request], 1, arm, nudges=CERTAIN, debug=True, wrap=knowing(text, gqa, [request]))
+    text = greedy(gqa, Request(0, (0, 60, 8), 30))
+    request = Request(0, (0, 60, 8), limit)
+    (result,), seen = run_watched(
+        gqa, [request], 1, arm, nudges=CERTAIN, debug=True, wrap=knowing(text, gqa, [request])
+    )
     assert result.tokens == text[:limit]
     assert result.finish_reason == "length"
     assert [len(one.tokens) for one in seen] == [min(5, limit - 1 - 5 * i) for i in range(len(seen))]
@@ -59,8 +61,8 @@ def test_the_length_limit_cuts_a_path_anywhere(gqa, run_watched, greedy, arm, li
 
 
 def test_a_stop_token_at_the_limit_is_a_stop(gqa, run_watched, greedy):
-    text = greedy(gqa, Request(0, (2, 60, 8), 30))
-    request = Request(0, (2, 60, 8), text.index(text[3]) + 1, stop_token_ids=(text[3],))
+    text = greedy(gqa, Request(0, (0, 60, 8), 30))
+    request = Request(0, (0, 60, 8), text.index(text[3]) + 1, stop_token_ids=(text[3],))
     (result,), _ = run_watched(gqa, [request], 1, nudges=CERTAIN)
     assert result.finish_reason == "stop"
 

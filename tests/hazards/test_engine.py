@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from ddbench.engine.batch import Batch
-from ddbench.engine.engine import Engine
 from ddbench.engine.probe import NullProbe
 from ddbench.engine.types import Request
-from ddbench.errors import UnsupportedVariant
+from ddbench.errors import UnsupportedVariant, UserError
 from ddbench.harness.workload import build_workload
-from ddbench.spec import ARMS, EngineSpec, WorkloadSpec
+from ddbench.spec import ARMS, WorkloadSpec
 
 SPECULATIVE = ("chain", "chain_via_tree", "ddtree")
 CERTAIN = (100.0,)
@@ -58,15 +57,13 @@ def histories(seen, requests):
 
 
 @pytest.mark.parametrize("arm", SPECULATIVE)
-@pytest.mark.parametrize("concurrency", [2, 3, 6, 50])
-def test_a_requests_rounds_are_the_same_in_any_company(pair, make_requests, run_watched, arm, concurrency):
+def test_a_requests_rounds_are_the_same_in_any_company(pair, make_requests, run_watched, arm):
     """H64, H93, I1: trees and accepted lengths, not only tokens; rows move together, slots are used again."""
-    requests = make_requests(6)
-    together = histories(run_watched(pair, requests, concurrency, arm)[1], requests)
-    backward = histories(run_watched(pair, requests[::-1], concurrency, arm)[1], requests)
+    requests = make_requests(5)
     alone = {r.request_id: [one.history for one in run_watched(pair, [r], 1, arm)[1]] for r in requests}
-    assert together == backward == alone
     assert len({len(rounds) for rounds in alone.values()}) > 1
+    for order, concurrency in ((requests, 2), (requests, 50), (requests[::-1], 3)):
+        assert histories(run_watched(pair, order, concurrency, arm)[1], requests) == alone
 
 
 @pytest.mark.parametrize("arm", SPECULATIVE)
@@ -83,22 +80,18 @@ def test_a_used_slot_leaves_nothing_behind(pair, make_requests, run_watched, arm
 
 
 @pytest.mark.parametrize("num_waiting", [0, 1, 2, 5])
-@pytest.mark.parametrize("arm", ["ar", *SPECULATIVE])
+@pytest.mark.parametrize("arm", ["ar", "chain", "ddtree"])
 def test_requests_may_finish_in_the_same_round(gqa, make_engine, run_watched, greedy, arm, num_waiting):
     """Some of their rows are filled again and some are closed, in one go; a survivor sits before, between or behind."""
-    for survivor in (0, 1, 2, 3):
+    for survivor in (0, 1, 3):
         requests = [Request(i, (4 + i,) * (1 + 2 * i), 24 if i == survivor else 6) for i in range(4)]
         requests += [Request(10 + i, (50 + i, 3), 6 + 5 * i) for i in range(num_waiting)]
         if arm == "ar":
-            probe = Heard()
-            results = make_engine(gqa, arm).run(requests, 4, probe)
-            ends = [kind for kind, _ in probe.events]
-            assert ["finished"] * 3 == [kind for kind in ends[ends.index("finished") :] if kind != "admitted"][:3] or (
-                num_waiting
-            )
+            results = make_engine(gqa, arm).run(requests, 4)
+            assert [r.num_rounds for r in results[:4]] == [23 if i == survivor else 5 for i in range(4)]
         else:
             results, seen = run_watched(gqa, requests, 4, arm, nudges=CERTAIN, debug=True)
-            assert [one.num_accepted for one in seen[:4]] == [4] * 4
+            assert [one.num_accepted for one in seen[:4]] == [4] * 4  # one round for the three, five for the fourth
         assert [r.tokens for r in results] == [greedy(gqa, r) for r in requests]
         assert [r.request_id for r in results] == [r.request_id for r in requests]
 
@@ -155,18 +148,17 @@ def test_a_request_may_fill_the_whole_context(gqa, make_engine, greedy, arm):
     prompt = tuple(i * i % 96 for i in range(512 - new - slack))
     request = Request(0, prompt, new)
     assert engine.run([request], 1)[0].tokens == greedy(gqa, request)
-    with pytest.raises(Exception, match="more than the context"):
+    with pytest.raises(UserError, match="more than the context"):
         engine.run([replace(request, max_new_tokens=new + 1)], 1)
 
 
-@pytest.mark.parametrize("prompt", [(5,), (5, 5), (5, 6), (1, 2, 3, 1, 2, 3, 1, 2), tuple(range(30))], ids=len)
-def test_lookup_in_prompts_of_any_kind_gives_the_targets_text(pair, make_engine, greedy, prompt):
+@pytest.mark.parametrize("block_size", [2, 5, 16])
+def test_lookup_in_prompts_of_any_kind_gives_the_targets_text(pair, make_engine, greedy, block_size):
     """Shorter than any n-gram, without a match, with a match whose continuation runs into the anchor."""
-    for block_size in (2, 5, 16):
-        request = Request(0, prompt, 20)
-        assert make_engine(pair, "prompt_lookup", block_size=block_size).run([request], 1)[0].tokens == (
-            greedy(pair, request)
-        )
+    prompts = [(5,), (5, 5), (5, 6), (1, 2, 3, 1, 2, 3, 1, 2), tuple(range(30))]
+    requests = [Request(i, prompt, 14) for i, prompt in enumerate(prompts)]
+    results = make_engine(pair, "prompt_lookup", block_size=block_size).run(requests, 5)
+    assert [r.tokens for r in results] == [greedy(pair, r) for r in requests]
 
 
 @pytest.mark.parametrize("variant", ["stage_graphs", "round_graph"])
@@ -187,7 +179,7 @@ def test_a_loose_host_bound_changes_nothing(pair, make_requests, make_engine, mo
     engine = make_engine(pair, arm, debug=False)
     expected, loose = Heard(), Heard()
     engine.run(requests, 4, expected)
-    slack = max(engine.parts.verify_width, pair.drafter.shape.block_size)
+    slack = max(engine.parts.verify_width, 1 if arm == "ar" else pair.drafter.shape.block_size)
     monkeypatch.setattr(Batch, "update_bound", lambda self: setattr(self, "context_bound", self.num_rows - slack - 1))
     engine.run(requests, 4, loose)
     for one, other in zip(expected.outcomes, loose.outcomes, strict=True):
@@ -196,7 +188,7 @@ def test_a_loose_host_bound_changes_nothing(pair, make_requests, make_engine, mo
 
 @pytest.mark.parametrize("arm", list(ARMS))
 def test_the_rounds_books_balance(pair, make_requests, make_engine, greedy, arm):
-    """H100, and the identities of acceptance: emitted = accepted + 1 up to the cut, accepted <= depth, nodes <= budget."""
+    """H100 and the identities of acceptance: emitted = accepted + 1 up to the cut, accepted <= depth <= nodes."""
     requests = make_requests(6)
     requests = [replace(r, stop_token_ids=(greedy(pair, r)[8],)) if i % 2 else r for i, r in enumerate(requests)]
     probe = Heard()
@@ -208,7 +200,7 @@ def test_the_rounds_books_balance(pair, make_requests, make_engine, greedy, arm)
         ):
             rounds[request_id].append((accepted, len(tokens)))
             assert accepted <= nodes < o.verify_width
-            assert accepted < pair.drafter.shape.block_size if arm in SPECULATIVE else True
+            assert accepted < pair.drafter.shape.block_size or arm == "prompt_lookup"
     for result in results:
         own = rounds[result.request_id]
         assert result.num_rounds == len(own)
@@ -240,34 +232,35 @@ def test_the_prompts_draft_rows_are_on_the_account_of_the_first_round(gqa, make_
 
 
 @pytest.fixture(scope="module")
-def prompts(nano):
-    workload = build_workload(WorkloadSpec(num_requests=8, max_new_tokens=40), nano.target.shape, nano.folder, 0)
-    return [replace(request, prompt=request.prompt[:60]) for request in workload.measured]
-
-
-def test_the_trained_pair_gains_from_every_step_of_the_method(nano, prompts, make_engine):
-    """H91, H111: same output, and tau of ar = 1 < chain < ddtree; more nodes, more accepted."""
-    lengths, outputs = {}, []
-    for arm, budget in (("ar", 0), ("chain", 0), ("ddtree", 8), ("ddtree", 32)):
+def heard_of(nano, make_engine):
+    """Outputs and rounds of the trained pair on held-out prompts, by arm."""
+    workload = build_workload(WorkloadSpec(num_requests=8, max_new_tokens=28), nano.target.shape, nano.folder, 0)
+    requests = [replace(request, prompt=request.prompt[:40]) for request in workload.measured]
+    heard = {}
+    for arm in ("ar", "chain", "ddtree"):
+        changes = {"node_budget": 32} if arm == "ddtree" else {}
         probe = Heard()
-        changes = {"node_budget": budget} if arm == "ddtree" else {}
-        outputs.append([r.tokens for r in make_engine(nano, arm, debug=False, **changes).run(prompts, 8, probe)])
-        emitted = [len(tokens) for o in probe.outcomes for tokens in o.tokens]
-        lengths[arm, budget] = sum(emitted) / len(emitted)
-    assert all(output == outputs[0] for output in outputs)
-    taus = list(lengths.values())
-    assert taus[0] == 1.0
-    assert 1.5 < taus[1] < taus[3]
-    assert taus[2] < taus[3]
+        results = make_engine(nano, arm, debug=False, **changes).run(requests, 8, probe)
+        heard[arm] = [r.tokens for r in results], probe.outcomes
+    return heard
 
 
-def test_the_surrogate_length_tells_more_from_less(nano, prompts, make_engine):
+def test_the_trained_pair_gains_from_every_step_of_the_method(heard_of):
+    """H91, H111: the same output, and tau 1 = ar < chain < ddtree."""
+    lengths = {}
+    for arm, (outputs, outcomes) in heard_of.items():
+        assert outputs == heard_of["ar"][0]
+        emitted = [len(tokens) for o in outcomes for tokens in o.tokens]
+        lengths[arm] = sum(emitted) / len(emitted)
+    assert lengths["ar"] == 1.0
+    assert 1.5 < lengths["chain"] < lengths["ddtree"]
+
+
+def test_the_surrogate_length_tells_more_from_less(heard_of):
     """Rounds from which the tree expects more do give more: the calibration that a report prints has a meaning."""
-    probe = Heard()
-    make_engine(nano, debug=False, node_budget=32).run(prompts, 8, probe)
     pairs = sorted(
         (expected, accepted + 1)
-        for o in probe.outcomes
+        for o in heard_of["ddtree"][1]
         for expected, accepted in zip(o.expected_length, o.num_accepted, strict=True)
     )
     third = len(pairs) // 3
@@ -275,10 +268,3 @@ def test_the_surrogate_length_tells_more_from_less(nano, prompts, make_engine):
     assert sum(got for _, got in high) > 1.3 * sum(got for _, got in low)
     mean_expected, mean_got = (sum(column) / len(pairs) for column in zip(*pairs, strict=True))
     assert 0.6 < mean_expected / mean_got < 1.6
-
-
-def test_sampled_runs_repeat_with_their_seed_only(nano, prompts, make_engine):
-    spec = {"sampling": "stochastic", "temperature": 0.8, "debug": False}
-    runs = [make_engine(nano, **spec, seed=seed).run(prompts[:3], 2) for seed in (5, 5, 6)]
-    assert runs[0] == runs[1]
-    assert [r.tokens for r in runs[0]] != [r.tokens for r in runs[2]]

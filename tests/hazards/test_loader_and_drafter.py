@@ -112,7 +112,7 @@ def test_a_draft_does_not_depend_on_how_its_context_was_accepted(pair, make_requ
 @pytest.fixture(scope="module")
 def prompts(nano):
     """Held-out prompts, short ones: the beginning of each."""
-    spec = WorkloadSpec(num_requests=8, max_new_tokens=32, ignore_stop=True)
+    spec = WorkloadSpec(num_requests=6, max_new_tokens=26, ignore_stop=True)
     workload = build_workload(spec, nano.target.shape, nano.folder, 0)
     return [replace(request, prompt=request.prompt[:40]) for request in workload.measured]
 
@@ -127,7 +127,7 @@ def hit_rate(nano, prompts, make_engine, features_of, plain_draft):
     def measure(shift=0, anchor=None):
         hits = []
         for text, rows in zip(texts, features, strict=True):
-            for start in range(40, len(text) - 2, 4):
+            for start in range(40, len(text) - 2, 5):
                 logits = plain_draft(nano, text[start] if anchor is None else anchor, rows[:start])
                 hits.append(int(logits[0].argmax()) == text[start + 1 + shift])
         return sum(hits) / len(hits)
@@ -165,14 +165,14 @@ def test_the_shipped_layer_ids_are_those_of_the_training(nano, prompts, run_watc
     assert max(lengths[-1], lengths[1]) < 0.95 * lengths[0]
 
 
-@pytest.mark.parametrize("arm", list(ARMS))
-def test_prompts_may_hold_the_mask_and_the_end_token(nano, make_engine, prompts, arm):
+def test_prompts_may_hold_the_mask_and_the_end_token(nano, make_engine, prompts):
     """H16: both are ordinary data in a prompt; an end token that is generated ends the text, a drafted one does not."""
     mask, end = nano.drafter.shape.mask_token_id, nano.target.shape.stop_token_ids[0]
     assert (end, mask) == (0, 1)
-    texts = [(end, *p.prompt[:20], mask, *p.prompt[20:30], end, mask) for p in prompts[:3]]
-    requests = [replace(p, prompt=t, max_new_tokens=12) for p, t in zip(prompts, texts, strict=False)]
+    texts = [(end, *p.prompt[:15], mask, *p.prompt[15:20], end, mask) for p in prompts[:2]]
+    requests = [replace(p, prompt=t, max_new_tokens=10) for p, t in zip(prompts, texts, strict=False)]
     requests += [replace(r, request_id=r.request_id + 50, stop_token_ids=(end, mask)) for r in requests]
     alone = [make_engine(nano, "ar").run([r], 1)[0].tokens for r in requests]
-    assert [r.tokens for r in make_engine(nano, arm).run(requests, 4)] == alone
-    assert all(len(tokens) == 12 for tokens in alone[:3])
+    for arm in ARMS:
+        assert [r.tokens for r in make_engine(nano, arm).run(requests, 4)] == alone
+    assert all(len(tokens) == 10 for tokens in alone[:2])

@@ -27,9 +27,7 @@ def follow(nodes, text):
 
 
 @pytest.mark.parametrize(("arm", "tree_build"), [("chain", "chain"), ("ddtree", "heap"), ("ddtree", "device")])
-def test_a_round_accepts_as_far_as_the_targets_text_leads(
-    pair, make_requests, run_watched, greedy, arm, tree_build
-):
+def test_a_round_accepts_as_far_as_the_targets_text_leads(pair, make_requests, run_watched, greedy, arm, tree_build):
     """H59, H67: accepted = the deepest prefix of the true continuation in the tree; emitted = that and one more."""
     requests = make_requests(5)
     _, seen = run_watched(pair, requests, 3, arm, tree_build=tree_build)

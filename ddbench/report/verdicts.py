@@ -1,0 +1,177 @@
+"""The two sentences of the headline: does the drafter beat drafting without a model, and does the tree beat the chain.
+
+Both are put together from contests, so that the same data gives the same words. A difference whose interval holds 1 is
+said to be not separated, never to be a win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ddbench import units
+from ddbench.analysis.contests import Contest, Standing, added_time, standing
+from ddbench.analysis.settings import Setting
+from ddbench.analysis.values import Estimate
+from ddbench.records import NotMeasured
+from ddbench.report.evidence import Evidence
+
+
+@dataclass(frozen=True)
+class Bout:
+    """The best setting of some arms at one concurrency, against its counterpart."""
+
+    concurrency: int
+    contest: Contest
+
+
+def verdicts(evidence: Evidence) -> Iterator[str]:
+    """One sentence each, per run where there are several; nothing about what the run does not hold."""
+    for manifest in evidence.frames.manifests:
+        prefix = f"{manifest.run_id}: " if evidence.frames.is_merged else ""
+        for sentence in (_drafter(evidence, manifest.run_id), _tree(evidence, manifest.run_id)):
+            if sentence:
+                yield prefix + sentence
+
+
+def best_drafter(evidence: Evidence, concurrency: int, run: str | None = None) -> Setting | None:
+    """The arm with a drafter that has the lowest TPOT, trusted ones only."""
+    return _fastest(evidence, concurrency, run, lambda setting: setting.has_drafter)
+
+
+def _drafter(evidence: Evidence, run: str) -> str:
+    """The drafter against prompt_lookup, in speed and in tau."""
+    bouts, reasons = _bouts(evidence, run, "prompt_lookup", lambda setting: setting.has_drafter)
+    if not bouts:
+        return f"Whether the drafter beats prompt_lookup, which needs none, is open: {reasons[0]}." if reasons else ""
+    names = _names(evidence, bouts)
+    subject = f"the drafter ({names[0]})" if len(names) == 1 else "the drafter"
+    speeds = _grouped(
+        bouts,
+        lambda bout: standing(bout.contest.speedup),
+        {"ahead": "is faster", "even": "is not separated in speed", "behind": "is slower", "unknown": "has no interval"},
+        lambda bout: (f"{evidence.name(bout.contest.setting)} " if len(names) > 1 else "")
+        + _ratio(bout.contest.speedup),
+    )
+    lengths = _grouped(
+        bouts,
+        lambda bout: standing(bout.contest.length),
+        {"ahead": "higher", "even": "not separated", "behind": "lower", "unknown": "without interval"},
+        lambda bout: _ratio(bout.contest.length),
+    )
+    text = f"Against prompt_lookup, which needs no model, {subject} {speeds}; its tau is {lengths}."
+    lost = [bout.concurrency for bout in bouts if standing(bout.contest.speedup) != "ahead"]
+    if not lost:
+        return text
+    where = "" if len(lost) == len(bouts) else f" at concurrency {_listed(lost)}"
+    return f"{text} A drafter that does not beat it has no headline{where}."
+
+
+def _tree(evidence: Evidence, run: str) -> str:
+    """The tree against the chain: what it gains per round and what a round costs."""
+    bouts, _ = _bouts(evidence, run, "chain", lambda setting: setting.arm == "ddtree")
+    if not bouts:
+        return ""
+    names = _names(evidence, bouts)
+    subject = f"The tree ({names[0]})" if len(names) == 1 and names[0] != "ddtree" else "The tree"
+    groups = _grouped(
+        bouts,
+        lambda bout: standing(bout.contest.speedup),
+        {
+            "ahead": "beats the chain",
+            "even": "is not separated from the chain",
+            "behind": "loses to the chain",
+            "unknown": "has no interval against the chain",
+        },
+        lambda bout: (f"{evidence.name(bout.contest.setting)}: " if len(names) > 1 else "") + _made_of(bout.contest),
+    )
+    return f"{subject} {groups}{_why(bouts)}."
+
+
+def _made_of(contest: Contest) -> str:
+    if contest.net is None:
+        return _ratio(contest.speedup)
+    return f"tau {_ratio(contest.length)}, round cost {_ratio(contest.cost)}, so {units.ratio(contest.net)}"
+
+
+def _why(bouts: Sequence[Bout]) -> str:
+    """What makes the rounds longer, where that is one stage at every concurrency."""
+    found = [added_time(bout.contest.setting, bout.contest.base) for bout in bouts]
+    known = [added for added in found if added is not None]
+    if len(known) < len(found) or len({added.stage for added in known}) != 1:
+        return ""
+    shares = sorted(min(100, round(100 * added.share)) for added in known)
+    spread = f"{shares[0]} %" if shares[0] == shares[-1] else f"{shares[0]} to {shares[-1]} %"
+    return f"; {known[0].stage.replace('_', ' ')} makes {spread} of what its round takes more"
+
+
+# --- picking and wording ----------------------------------------------------------------------------------------------
+
+
+def _fastest(
+    evidence: Evidence, concurrency: int, run: str | None, is_meant: Callable[[Setting], bool]
+) -> Setting | None:
+    timed = []
+    for setting in evidence.arms_at(concurrency):
+        value = evidence.value(setting, "tpot_ms")
+        is_own = run is None or setting.run == run
+        if is_own and is_meant(setting) and evidence.may_be_best(setting) and isinstance(value, Estimate):
+            timed.append((value.value, setting))
+    return min(timed, key=lambda pair: pair[0])[1] if timed else None
+
+
+def _bouts(
+    evidence: Evidence, run: str, against: str, is_meant: Callable[[Setting], bool]
+) -> tuple[list[Bout], list[str]]:
+    """The fastest of the settings meant at every concurrency against its counterpart, and why there is none elsewhere."""
+    bouts, reasons = [], []
+    for concurrency in evidence.study.concurrencies:
+        setting = _fastest(evidence, concurrency, run, is_meant)
+        if setting is None:
+            continue
+        found = evidence.contests[setting.key, against]
+        if isinstance(found, NotMeasured):
+            reasons.append(found.not_measured)
+        elif isinstance(found.speedup, NotMeasured):
+            reasons.append(found.speedup.not_measured)
+        elif not evidence.may_be_best(found.base):
+            reasons.append(f"the outputs or the book-keeping of {against} are not to be trusted")
+        else:
+            bouts.append(Bout(concurrency, found))
+    return bouts, reasons
+
+
+def _names(evidence: Evidence, bouts: Sequence[Bout]) -> list[str]:
+    return list(dict.fromkeys(bout.contest.setting.label for bout in bouts))
+
+
+def _grouped(
+    bouts: Sequence[Bout],
+    standing_of: Callable[[Bout], Standing],
+    words: dict[Standing, str],
+    detail: Callable[[Bout], str],
+) -> str:
+    """`is faster at concurrency 1 (1.20x) and not separated at 4 (0.98x)`; the concurrencies once where all agree."""
+    groups = {word: [bout for bout in bouts if standing_of(bout) == key] for key, word in words.items()}
+    texts = []
+    for word, group in groups.items():
+        if group:
+            details = [detail(bout) for bout in group]
+            if len(set(details)) == 1 and len(group) > 1:
+                places = f"{_listed([bout.concurrency for bout in group])} ({details[0]})"
+            else:
+                places = _joined([f"{bout.concurrency} ({text})" for bout, text in zip(group, details, strict=True)])
+            texts.append(f"{word} at concurrency {places}" if not texts else f"{word} at {places}")
+    return _joined(texts)
+
+
+def _ratio(value: object) -> str:
+    return units.ratio(value.value) if isinstance(value, Estimate) else "not measured"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return _joined([str(number) for number in numbers])
+
+
+def _joined(texts: Sequence[str]) -> str:
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
