@@ -32,6 +32,14 @@ def microseconds(us: float) -> str:
     return grouped(round(us)) if abs(us) >= 100 else significant(us)
 
 
+def shortened(text: str, limit: int = 40) -> str:
+    """`text` cut in its middle where it is longer than that: what tells long labels apart stands at either end."""
+    if len(text) <= limit:
+        return text
+    tail = (limit - 1) // 2
+    return f"{text[: limit - 1 - tail]}…{text[len(text) - tail :]}"
+
+
 def duration(ns: float) -> str:
     """Nanoseconds to the unit that reads best: `812 ns`, `41.2 us`, `3.10 ms`, `1.25 s`."""
     for limit, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "us")):

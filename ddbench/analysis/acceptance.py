@@ -106,7 +106,9 @@ def acceptance_length_of(is_repeated: bool) -> Compute:
 
 def expected_length(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
     if not setting.has_drafter:
-        return missing(f"{setting.engine.draft} has no model: every proposal counts as certain, which is no expectation")
+        return missing(
+            f"{setting.engine.draft} has no model: every proposal counts as certain, which is no expectation"
+        )
     if not np.isfinite(setting.rounds["expected_length"].to_numpy(dtype=np.float64)).all():
         return missing(f"the draft '{setting.engine.draft}' gives no probabilities")
     return stats.ratio_of_sums(*unit_sums(setting.rounds, "expected_length", ""))

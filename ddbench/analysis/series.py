@@ -101,7 +101,7 @@ def _sources(
 
 
 def _blocks(rng: np.random.Generator, length: int, firsts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """`length` row numbers per resample in blocks of neighbours, out of the pass that starts at `firsts`: [R, length]."""
+    """`length` row numbers per resample in blocks of neighbours, from the pass at `firsts`: [R, length]."""
     block = block_length(length)
     starts = np.floor(rng.random((len(firsts), math.ceil(length / block))) * sizes[:, None]).astype(np.int64)
     rows = (starts[:, :, None] + np.arange(block)) % sizes[:, None, None]
@@ -131,14 +131,19 @@ def ratio_of_sums(strata: Sequence[Stratum], what: str) -> Summary:
 
 
 def ratio_of_ratios(over: Stratum, under: Stratum, what: str) -> Summary:
-    """The ratio of two strata's ratios, their rows drawn apart, their processes (where they are drawn) together."""
+    """The ratio of two strata's ratios.
+
+    Rows are drawn together where both have as many in every pass (the same work done in another way, round for round),
+    apart elsewhere; processes, where they are drawn, together.
+    """
     values = [float(one.numerators.sum() / one.denominators.sum()) for one in (over, under)]
     shorter = min((over, under), key=lambda one: one.numerators.size)
     count, value = shorter.numerators.size, values[0] / values[1]
     note = _why_no_interval(shorter.layout, count, False, what)
     if note:
         return Summary(value, None, None, count, note)
-    (a, b), (c, d) = _resampled_sums(over, 0), _resampled_sums(under, 1)
+    stream = 0 if over.layout == under.layout else 1
+    (a, b), (c, d) = _resampled_sums(over, 0), _resampled_sums(under, stream)
     return _summary(value, (a / b) / (c / d), count, _small(shorter.layout, what))
 
 
@@ -170,7 +175,7 @@ def median(values: np.ndarray, layout: Layout, what: str) -> Summary:
 def _why_no_interval(layout: Layout, count: int, is_flat: bool, what: str) -> str:
     if layout.num_blocks < FEWEST_UNITS:
         return f"n={count} {what}: too few for an interval"
-    return f"all {count} {what} are equal: no spread to make an interval from" if is_flat else ""
+    return f"no spread: all {count} {what} are equal" if is_flat else ""
 
 
 def _small(layout: Layout, what: str) -> str:

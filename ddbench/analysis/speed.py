@@ -175,9 +175,7 @@ def tpot_ratio(base: Setting, setting: Setting) -> stats.Summary | NotMeasured:
     shared = [unit for unit in ours.units if unit in theirs.units]
     if not shared or len(ours.values) != len(theirs.values):
         return missing(f"no prompt has a time per token both here and in {base.label}")
-    over, under = (
-        table.values[:, [table.units.index(unit) for unit in shared]] for table in (theirs, ours)
-    )
+    over, under = (table.values[:, [table.units.index(unit) for unit in shared]] for table in (theirs, ours))
     if min(over.min(), under.min()) <= 0:
         return missing("a prompt's time per token is not positive: the clock is too coarse or broken")
     return stats.paired_ratio_of_medians(over, under)
@@ -226,4 +224,4 @@ def peak_memory(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
     known = [peak for peak in peaks if not isinstance(peak, NotMeasured)]
     if not known:
         return next(peak for peak in peaks if isinstance(peak, NotMeasured))
-    return stats.Summary(float(max(known)), None, None, len(known), "a maximum has no interval")
+    return stats.Summary(float(max(known)), None, None, len(known), "maximum: it has no interval")

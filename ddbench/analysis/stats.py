@@ -22,7 +22,10 @@ _SEED = 20_250_101
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A value, its interval where there is one, the number of units, and what is to be said about it."""
+    """A value, its interval where there is one, the number of units, and what is to be said about it.
+
+    The note of a value without an interval is `why in short: why`.
+    """
 
     value: float
     low: float | None
@@ -115,9 +118,8 @@ def paired_ratio_of_medians(
 
 def paired_ratio_of_ratios(over: tuple[np.ndarray, np.ndarray], under: tuple[np.ndarray, np.ndarray]) -> Summary:
     """(sum a / sum b) / (sum c / sum d) for `over` (a, b) and `under` (c, d), units resampled together."""
-    parts = [np.asarray(part, dtype=np.float64) for part in (*over, *under)]
-    a, b, c, d = parts
-    assert len({part.size for part in parts}) == 1 and a.size, "paired sums must be as many on both sides"
+    a, b, c, d = (np.asarray(part, dtype=np.float64) for part in (*over, *under))
+    assert a.size == b.size == c.size == d.size > 0, "paired sums must be as many on both sides"
     value = float(a.sum() / b.sum() / (c.sum() / d.sum()))
     note = _why_no_interval((a / b) / (c / d))
     if note:
@@ -141,7 +143,7 @@ def _why_no_interval(values: np.ndarray) -> str:
     if values.size < FEWEST_UNITS:
         return f"n={values.size}: too few for an interval"
     if np.all(values == values[0]):
-        return f"all {values.size} values are equal: no spread to make an interval from"
+        return f"no spread: all {values.size} values are equal"
     return ""
 
 

@@ -18,7 +18,7 @@ MILLISECOND = 1e6  # ns
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A measured value. No interval means that `note` says why."""
+    """A measured value. No interval means that `note` says why, the first words before its colon."""
 
     value: float
     low: float | None

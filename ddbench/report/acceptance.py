@@ -70,7 +70,7 @@ def _metric_table(
     for setting in settings:
         values = [cells.value_cell(evidence.value(setting, metric.name), where(setting)) for metric in metrics]
         concurrency = [cells.count_cell(setting.concurrency)] if is_mixed else []
-        rows.append((label_cell(evidence, setting), *concurrency, *values))
+        rows.append((label_cell(evidence, setting, is_about_time=False), *concurrency, *values))
     concurrency_column = [Column("c", tip="concurrency")] if is_mixed else []
     columns = (Column("Arm", is_number=False), *concurrency_column, *map(cells.metric_column, metrics))
     return cells.with_notes(Table(title, columns, tuple(rows), is_folded=is_folded))
@@ -84,7 +84,7 @@ def _depth_table(evidence: Evidence, settings: Sequence[Setting]) -> Table:
     for setting in settings:
         depths = found[setting.key]
         shares = [_depth_cell(depths[d]) if d < len(depths) else _unreached(d + 1) for d in range(deepest)]
-        rows.append((label_cell(evidence, setting), *shares))
+        rows.append((label_cell(evidence, setting, is_about_time=False), *shares))
     tip = "P(accepted >= d | accepted >= d - 1)"
     columns = (Column("Arm", is_number=False), *(Column(f"d={d + 1}", "%", tip) for d in range(deepest)))
     return cells.with_notes(Table("Conditional acceptance by depth", columns, tuple(rows)))
@@ -106,7 +106,7 @@ def _kind_tables(evidence: Evidence, settings: Sequence[Setting]) -> list[Table]
     rows = []
     for setting in settings:
         values = [_kind_cell(setting, kind) for kind in kinds]
-        rows.append((label_cell(evidence, setting), *values))
+        rows.append((label_cell(evidence, setting, is_about_time=False), *values))
     columns = (Column("Arm", is_number=False), *(Column(kind or "(none)", "tokens") for kind in kinds))
     return [cells.with_notes(Table("tau by kind of prompt", columns, tuple(rows)))]
 
@@ -140,17 +140,19 @@ def _shares(setting: Setting) -> np.ndarray:
 def _depth_curves(evidence: Evidence, settings: Sequence[Setting]) -> Figure:
     drawn = settings[:MAX_PANELS]
     series = []
-    for setting, color in zip(drawn, plots.series_colors([s.arm for s in drawn]), strict=True):
+    colors = plots.series_colors([s.arm for s in drawn])
+    for index, (setting, color) in enumerate(zip(drawn, colors, strict=True)):
         depths = counts.by_depth(setting)
-        places = tuple(float(d + 1) for d in range(len(depths)))
+        beside = 0.08 * (index - (len(drawn) - 1) / 2)  # so that equal lines do not hide each other
+        places = tuple(d + 1 + beside for d in range(len(depths)))
         lows, highs = tuple(d.low for d in depths), tuple(d.high for d in depths)
         series.append(plots.Series(evidence.name(setting), color, places, tuple(d.value for d in depths), lows, highs))
     deepest = max((len(line.x) for line in series), default=0)
     ticks = [float(d) for d in range(1, deepest + 1, max(1, deepest // 10))]
-    svg = plots.lines(series, "depth d", "share", ticks=ticks, is_wide=True)
+    svg = plots.lines(series, "depth d", "share", ticks=ticks)
     legend = tuple(LegendEntry(line.label, line.color) for line in series)
     caption = "Of the rounds that accepted d - 1 tokens, the share that accepted the d-th as well." + _cut(settings)
-    return Figure("Acceptance by depth", caption, (Panel("depth", "", svg, is_wide=True),), legend)
+    return Figure("Acceptance by depth", caption, (Panel("depth", "", svg),), legend)
 
 
 def _cut(settings: Sequence[Setting]) -> str:

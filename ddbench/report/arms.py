@@ -104,7 +104,8 @@ def where(setting: Setting) -> str:
     return f"{setting.engine.device} {setting.engine.dtype}"
 
 
-def label_cell(evidence: Evidence, setting: Setting) -> Cell:
+def label_cell(evidence: Evidence, setting: Setting, is_about_time: bool = True) -> Cell:
+    """The setting's name with what is to be known about it; warnings only where times are shown."""
     flags = []
     if not setting.is_ok:
         flags.append(setting.reason.partition(":")[0].replace("_", " "))
@@ -114,9 +115,9 @@ def label_cell(evidence: Evidence, setting: Setting) -> Cell:
         flags.append("outputs loop")
     if any(result.parity.status == "near_tie" for result in setting.results):
         flags.append("parity up to a near tie")
-    warned = evidence.own_warnings(setting)
+    warned = evidence.own_warnings(setting) if is_about_time else ()
     if warned:
-        flags.append("warned")
+        flags.append("warned, see Environment")
     tip = " ".join(f"{text}." for text in warned) + " " if warned else ""
     tip += ", ".join(f"{name}={value}" for name, value in setting.engine.model_dump().items() if value is not None)
     return cells.text_cell(evidence.name(setting), tip, "warn" if flags else "plain", ", ".join(flags))

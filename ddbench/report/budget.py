@@ -108,33 +108,37 @@ def _table(evidence: Evidence, sweep: Sweep) -> Table:
 def _cell(evidence: Evidence, setting: Setting, metric: str, best: str | None) -> Cell:
     if metric == f"speedup_vs_{setting.arm}":
         return cells.baseline_cell()
-    return cells.value_cell(evidence.value(setting, metric), where(setting), "strong" if setting.key == best else "plain")
+    return cells.value_cell(
+        evidence.value(setting, metric), where(setting), "strong" if setting.key == best else "plain"
+    )
 
 
 def _figure(evidence: Evidence, sweeps: Sequence[Sweep], metric: str) -> Figure:
     ticks = sorted({float(setting.engine.node_budget) for sweep in sweeps for setting in sweep.trees})
     colors = plots.colors(len(sweeps))
     panels = []
+    titles = {"speedup_vs_chain": "TPOT speedup over chain", "speedup_vs_ar": "TPOT speedup over ar"}
     for name in ("acceptance_length", "round_cost_ms", metric):
-        series = [_curve(evidence, sweep, name, color) for sweep, color in zip(sweeps, colors, strict=True)]
+        series = [_curve(evidence, sweep, name, colors[place], place) for place, sweep in enumerate(sweeps)]
         if any(line.x for line in series):
             is_ratio = METRICS[name].unit == "x"
             y_label = "ratio of TPOT" if is_ratio else METRICS[name].unit
             reference = 1.0 if is_ratio else None
             svg = plots.lines(series, "node budget", y_label, ticks=ticks, is_log=True, reference=reference)
-            panels.append(Panel(f"budget-{name.replace('_', '-')}", METRICS[name].title, svg))
+            panels.append(Panel(f"budget-{name.replace('_', '-')}", titles.get(name, METRICS[name].title), svg))
     legend = tuple(LegendEntry(sweep.name, color) for sweep, color in zip(sweeps, colors, strict=True))
     caption = "What a wider tree gains (tau), what it costs (round cost), and what is left (speedup); dashed: no gain."
     return Figure("What a wider tree gains and costs", caption, tuple(panels), legend)
 
 
-def _curve(evidence: Evidence, sweep: Sweep, metric: str, color: str) -> plots.Series:
+def _curve(evidence: Evidence, sweep: Sweep, metric: str, color: str, place: int) -> plots.Series:
+    """Lines stand a little beside each other, so that equal ones (tau) do not hide each other."""
     pairs = [(setting.engine.node_budget, evidence.value(setting, metric)) for setting in sweep.trees]
     known = [(float(budget), value) for budget, value in pairs if isinstance(value, Estimate)]
     return plots.Series(
         sweep.name,
         color,
-        tuple(budget for budget, _ in known),
+        tuple(budget * 1.02**place for budget, _ in known),
         tuple(value.value for _, value in known),
         tuple(value.low for _, value in known),
         tuple(value.high for _, value in known),

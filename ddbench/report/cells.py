@@ -48,7 +48,7 @@ def with_unit(value: float, unit: Unit) -> str:
 def interval(value: Estimate) -> str:
     """`[1.37, 1.93]`, or why there is none in a few words."""
     if value.low is None or value.high is None:
-        return f"n={value.n}"
+        return value.note.partition(":")[0]
     scale = 100 if value.unit == "share" else 1
     return units.interval(scale * value.low, scale * value.high)
 
@@ -106,10 +106,10 @@ def with_notes(table: Table) -> Table:
     return replace(table, rows=tuple(rows), notes=(*table.notes, *notes))
 
 
-def best_of(values: Iterable[tuple[str, Value]], metric: Metric) -> str | None:
-    """The key of the best measured value, by the metric's direction; None where nothing is comparable."""
+def best_of(values: Iterable[tuple[str, Value]], metric: Metric, fewest: int = 2) -> str | None:
+    """The key of the best measured value, by the metric's direction; None under `fewest` measured ones."""
     measured = [(key, value.value) for key, value in values if isinstance(value, Estimate)]
-    if metric.direction == "neither" or len(measured) < 2:
+    if metric.direction == "neither" or len(measured) < fewest:
         return None
     pick = max if metric.direction == "higher" else min
     return pick(measured, key=lambda pair: pair[1])[0]

@@ -15,6 +15,14 @@ PARITY_WORDS: dict[str, str] = {
     "diverged": "diverged",
     "not_applicable": "not applicable",
 }
+PARITY_COLUMNS: tuple[Column, ...] = (
+    *cells.text_columns("Case", "Output"),
+    Column("Prompts"),
+    Column("Tokens"),
+    Column("First divergence", is_number=False),
+    Column("Logit margin", tip="gap between the target's two best logits there"),
+    Column("Detail", is_number=False),
+)
 
 
 def parity(evidence: Evidence) -> Section | Skipped:
@@ -23,28 +31,25 @@ def parity(evidence: Evidence) -> Section | Skipped:
     if not results:
         return Skipped("parity", "Parity", "no case got as far as its parity check")
     labels = evidence.case_labels
-    agreeing: list[tuple[Cell, ...]] = []
-    others: list[tuple[Cell, ...]] = []
+    rows: dict[str, list[tuple[Cell, ...]]] = {"identical": [], "other": [], "not_applicable": []}
     for key, result in results:
-        row = _parity_row(labels[key], result.parity)
-        (agreeing if result.parity.status == "identical" else others).append(row)
-    columns = (
-        *cells.text_columns("Case", "Output"),
-        Column("Prompts"),
-        Column("Tokens"),
-        Column("First divergence", is_number=False),
-        Column("Logit margin", tip="gap between the target's two best logits there"),
-        Column("Detail", is_number=False),
-    )
+        status = result.parity.status
+        rows[status if status in rows else "other"].append(_parity_row(labels[key], result.parity))
+    compared = len(results) - len(rows["not_applicable"])
     tables = []
-    if others:
-        tables.append(Table("Not identical", columns, tuple(others)))
-    if agreeing:
-        tables.append(Table(f"Identical ({len(agreeing)})", columns, tuple(agreeing), is_folded=True))
+    if rows["other"]:
+        tables.append(Table("Not identical", PARITY_COLUMNS, tuple(rows["other"])))
+    if rows["not_applicable"]:
+        bare = tuple((row[0], row[-1]) for row in rows["not_applicable"])
+        title = f"Nothing to compare with ({len(bare)})"
+        tables.append(Table(title, cells.text_columns("Case", "Why"), bare))
+    if rows["identical"]:
+        title = f"Identical ({len(rows['identical'])})"
+        tables.append(Table(title, PARITY_COLUMNS, tuple(rows["identical"]), is_folded=True))
     intro = (
-        f"{len(agreeing)} of {len(results)} cases emit exactly the tokens of plain autoregressive decoding. A case "
-        "that diverges is incorrect and has no timings; a near tie is a place where the target's two best logits are "
-        "as good as equal.",
+        f"{len(rows['identical'])} of {compared} cases that can be compared emit exactly the tokens of plain "
+        "autoregressive decoding. A case that diverges is incorrect and has no timings; a near tie is a place where "
+        "the target's two best logits are as good as equal.",
     )
     return Section("parity", "Parity", intro, tables=tuple(tables))
 

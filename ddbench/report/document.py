@@ -55,7 +55,6 @@ class Panel:
     name: str  # unique in the report, a file name
     title: str
     svg: str
-    is_wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)

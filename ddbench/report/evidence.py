@@ -14,9 +14,10 @@ from ddbench.analysis.metrics import measure_all
 from ddbench.analysis.settings import Setting, Study, study_of
 from ddbench.analysis.values import Estimate, Value
 from ddbench.analysis.variants import Variant, variants_of
-from ddbench.records import NotMeasured
+from ddbench.records import NotMeasured, OkResult
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
+BUSY_HOST = 0.5  # share of all CPU time taken by others from which times are in doubt
 DEGENERATE_LIMIT = 0.5  # a setting of whose outputs at least this share loops is never called best
 
 
@@ -25,6 +26,7 @@ class Warned:
     """One warning and the (run, case) keys that gave it."""
 
     text: str
+    is_worst: bool  # the text has the highest of several figures
     cases: tuple[tuple[str, str], ...]
     is_common: bool  # at least half of all cases gave it
 
@@ -86,9 +88,15 @@ class Evidence:
         found = []
         for texts in groups.values():
             text = max(texts.values(), key=lambda text: [float(number) for number in _NUMBER.findall(text)])
-            text = text[:1].upper() + text[1:] + (" or less" if len(set(texts.values())) > 1 else "")
-            found.append(Warned(text, tuple(texts), 2 * len(texts) >= len(self.frames.results)))
+            is_common = 2 * len(texts) >= len(self.frames.results)
+            found.append(Warned(text[:1].upper() + text[1:], len(set(texts.values())) > 1, tuple(texts), is_common))
         return tuple(found)
+
+    @cached_property
+    def is_busy(self) -> bool:
+        """Other processes took much of the machine around the clean pass of at least half of the measured cases."""
+        shares = [_highest_load(result) for result in self.frames.results.values() if isinstance(result, OkResult)]
+        return bool(shares) and 2 * sum(share > BUSY_HOST for share in shares) >= len(shares)
 
     def own_warnings(self, setting: Setting) -> tuple[str, ...]:
         """Warnings of the setting's cases that most of the other cases do not share."""
@@ -97,6 +105,13 @@ class Evidence:
 
     def may_be_best(self, setting: Setting) -> bool:
         return setting.is_ok and self.is_trusted(setting) and not self.is_degenerate(setting)
+
+
+def _highest_load(result: OkResult) -> float:
+    """Around the clean passes; 0 where it could not be read, since nothing is known against them."""
+    loads = [one.load for one in result.passes if one.pass_name == "clean"]
+    shares = [share for load in loads for share in (load.host_load_before, load.host_load_after)]
+    return max((share for share in shares if isinstance(share, float)), default=0.0)
 
 
 def evidence_of(frames: RunFrames) -> Evidence:

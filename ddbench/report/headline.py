@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ddbench import units
 from ddbench.analysis.contests import standing
 from ddbench.analysis.metrics import METRICS
 from ddbench.analysis.settings import Setting
@@ -28,11 +29,15 @@ ACCEPTANCE_LABELS: dict[str, str] = {
 }
 
 
+BUSY = (
+    "Other processes kept the CPUs busy around most of what was measured: differences of times may be their doing, and "
+    "the intervals do not cover that."
+)
 STANDINGS: dict[str, str] = {
     "ahead": "faster than ar",
     "even": "not separated from ar",
-    "behind": "slower than ar: nothing here beats it",
-    "unknown": "no interval",
+    "behind": "slower than ar, which nothing here beats",
+    "unknown": "without an interval",
 }
 
 
@@ -42,7 +47,9 @@ def headline(evidence: Evidence) -> Section:
     if not evidence.has_measurements:
         return Section("headline", "Headline", (_what_was_run(evidence), "Nothing was measured."), notes=notes)
     facts = tuple(fact for c in evidence.study.concurrencies for fact in _best_at(evidence, c))
-    return Section("headline", "Headline", (_what_was_run(evidence), *verdicts(evidence)), facts, notes=notes)
+    doubt = (BUSY,) if evidence.is_busy else ()
+    intro = (_what_was_run(evidence), *doubt, *verdicts(evidence))
+    return Section("headline", "Headline", intro, facts, notes=notes)
 
 
 def _what_was_run(evidence: Evidence) -> str:
@@ -100,12 +107,12 @@ def _best_at(evidence: Evidence, concurrency: int) -> Iterator[Fact]:
         return
     setting, best = max(speedups.values(), key=lambda pair: pair[1].value)
     place = standing(best)
-    details = [STANDINGS[place], f"95 % interval {cells.interval(best)}, n={best.n} prompts"]
+    details = [f"{STANDINGS[place]}: {cells.interval(best)}, n={best.n} prompts"]
     chain = evidence.value(setting, "speedup_vs_chain")
     if isinstance(chain, Estimate):
-        details.append(f"vs chain {cells.number(chain.value, 'x')} {cells.interval(chain)}")
+        details.append(f"{cells.number(chain.value, 'x')} vs chain {cells.interval(chain)}")
     details += _runners_up(evidence, concurrency, setting, speedups)
-    tone: Tone = {"ahead": "good", "behind": "warn"}.get(place, "plain")  # type: ignore[assignment]
+    tone: Tone = {"ahead": "plain" if evidence.is_busy else "good", "behind": "warn"}.get(place, "plain")  # type: ignore[assignment]
     label = f"Best vs ar at concurrency {concurrency}"
     yield Fact(label, cells.number(best.value, "x"), evidence.name(setting), tuple(details), tone)
 
@@ -125,21 +132,23 @@ def _runners_up(
 
 
 def _fastest_at(evidence: Evidence, concurrency: int) -> Fact:
-    label = f"Concurrency {concurrency}"
+    """The lowest time per token, or the only one."""
     settings = evidence.arms_at(concurrency)
     usable = [s for s in settings if evidence.may_be_best(s)]
-    key_metric = METRICS["tpot_ms"]
-    key = cells.best_of(((s.key, evidence.value(s, key_metric.name)) for s in usable), key_metric)
+    metric = METRICS["tpot_ms"]
+    key = cells.best_of(((s.key, evidence.value(s, metric.name)) for s in usable), metric, fewest=1)
     if key is None:
         looping = [s for s in settings if s.is_ok and evidence.is_degenerate(s)]
-        why = "the outputs of every measured arm loop" if looping else "fewer than two arms can be compared"
-        return Fact(label, "no best arm", why, tone="quiet")
+        why = "the outputs of every measured arm loop" if looping else "nothing was measured"
+        return Fact(f"Concurrency {concurrency}", "no best arm", why, tone="quiet")
     setting = next(s for s in usable if s.key == key)
-    value = evidence.value(setting, key_metric.name)
+    value = evidence.value(setting, metric.name)
     assert isinstance(value, Estimate), "the best of measured values is one"
-    details = (f"{cells.interval(value)}, n={value.n}", "there is no ar arm to compare with")
-    text = cells.with_unit(value.value, key_metric.unit)
-    return Fact(f"Lowest TPOT at concurrency {concurrency}", text, evidence.name(setting), details)
+    is_alone = len(usable) == 1
+    why = "there is nothing to compare it with" if is_alone else "there is no ar arm to compare with"
+    label = f"{'TPOT' if is_alone else 'Lowest TPOT'} at concurrency {concurrency}"
+    details = (f"{cells.interval(value)}, n={value.n} prompts", why)
+    return Fact(label, cells.with_unit(value.value, metric.unit), evidence.name(setting), details)
 
 
 def _overlap(one: Estimate, other: Estimate) -> bool:
@@ -149,11 +158,13 @@ def _overlap(one: Estimate, other: Estimate) -> bool:
 
 
 def _few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    shown = [units.shortened(name) for name in names[:3]]
+    return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _caveats(evidence: Evidence) -> Iterator[str]:
     """What a reader must know before using a number of this page."""
+    yield from common_warnings(evidence)
     yield from _acceptance(evidence)
     if evidence.has_measurements:
         yield _coverage(evidence)
@@ -171,17 +182,16 @@ def _caveats(evidence: Evidence) -> Iterator[str]:
         names = _few(list(dict.fromkeys(looping)))
         yield f"Outputs loop in at least half of the requests of {names}: never named best here."
     yield from _workload_labels(evidence)
-    yield from common_warnings(evidence)
 
 
 def _coverage(evidence: Evidence) -> str:
     """What the intervals are about, so that nobody reads more into them."""
-    about = "Intervals (95 %) are over prompts for TPOT, TTFT, tau and speedups, and over rounds for output and round times"
+    about = "Intervals (95 %) are over prompts for TPOT, TTFT, tau and speedups, over rounds for output and round times"
     count = evidence.num_processes
     if count >= FEWEST_UNITS:
         return f"{about}; those of times also cover what differs between the {count} processes of a case."
     ran = "one process that" if count == 1 else f"{count} processes that"
-    return f"{about}, within the {ran} ran a case. What another process would measure is not covered: --blocks 3 or more."
+    return f"{about}, within the {ran} ran a case. What another process would measure takes --blocks 3 or more."
 
 
 def _workload_labels(evidence: Evidence) -> Iterator[str]:

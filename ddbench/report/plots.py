@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import re
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Drawing
 
+from ddbench import units
 from ddbench.engine.stages import ROUND_STAGES, Stage
 
 # Okabe and Ito's colours, which stay apart for colour-blind readers; yellow is darkened to show on white.
@@ -46,19 +46,22 @@ assert STAGE_COLORS.keys() == {stage.value for stage in ROUND_STAGES}, "every st
 
 _INK, _RULE, _FAINT, _PAPER = "#010203", "#040506", "#070809", "#fdfcfb"  # placeholders, see `themed`
 _WIDTH = 4.5  # inches of a panel
-_BOTTOM, _TOP, _RIGHT = 0.46, 0.08, 0.17  # inches around the axes
-_LABEL_CHARS = 58
-_ROW = 0.42  # inches of a labelled row
+_BOTTOM, _TOP, _RIGHT = 0.52, 0.08, 0.17  # inches around the axes
+_LABEL_CHARS = 50
+_ROW = 0.46  # inches of a labelled row
+_SMALL = 9.0  # points of numbers inside a drawing
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "ddbench",
     "text.parse_math": False,
     "font.family": ["DejaVu Sans"],
-    "font.size": 9.0,
+    "font.size": 10.5,
     "text.color": _INK,
     "axes.edgecolor": _RULE,
     "axes.labelcolor": _FAINT,
-    "axes.labelsize": 9.0,
+    "axes.labelsize": 10.0,
+    "xtick.labelsize": 10.0,
+    "ytick.labelsize": 10.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.facecolor": "none",
@@ -106,14 +109,14 @@ class Stack:
 
 
 @contextmanager
-def _drawing(height: float, left: float = 0.14, width: float = _WIDTH) -> Iterator[tuple[Drawing, Axes]]:
+def _drawing(height: float, left: float = 0.14) -> Iterator[tuple[Drawing, Axes]]:
     """A panel in our style, whatever the reader's matplotlib settings are; `left` inches are for tick labels."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)  # type: ignore[arg-type]
-        drawing = Drawing(figsize=(width, height))
+        drawing = Drawing(figsize=(_WIDTH, height))
         FigureCanvasSVG(drawing)
-        box = (left / width, _BOTTOM / height, (width - left - _RIGHT) / width, (height - _BOTTOM - _TOP) / height)
+        box = (left / _WIDTH, _BOTTOM / height, (_WIDTH - left - _RIGHT) / _WIDTH, (height - _BOTTOM - _TOP) / height)
         yield drawing, drawing.add_axes(box)
 
 
@@ -128,14 +131,12 @@ def _finish(drawing: Drawing) -> str:
     return text.strip() + "\n"
 
 
-def _short(label: str) -> str:
-    return textwrap.shorten(label, _LABEL_CHARS, placeholder=" …") if len(label) > _LABEL_CHARS else label
-
-
 def _on(color: str) -> str:
-    """Black or white, whichever can be read on `color`."""
-    red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
-    return "#000000" if 0.299 * red + 0.587 * green + 0.114 * blue > 120 else "#ffffff"
+    """Black or white, whichever has the higher contrast to `color` (WCAG relative luminance)."""
+    channels = (int(color[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    return "#000000" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "#ffffff"
 
 
 def _rows_axis(axes: Axes, num_rows: int) -> None:
@@ -160,7 +161,7 @@ def forest(points: Sequence[Point], x_label: str, limits: tuple[float, float], r
         if reference is not None:
             axes.axvline(reference, color=_FAINT, linewidth=1.0, linestyle=(0, (3, 2)), zorder=1)
         for row, point in enumerate(points):
-            axes.text(0.0, row - 0.30, _short(point.label), **_row_label(axes))
+            axes.text(0.0, row - 0.30, units.shortened(point.label, _LABEL_CHARS), **_row_label(axes))
             if point.low is not None and point.high is not None:
                 axes.plot([point.low, point.high], [row + 0.1] * 2, color=point.color, linewidth=2.2, alpha=0.55)
             axes.plot([point.value], [row + 0.1], "o", color=point.color, markersize=5.5)
@@ -175,12 +176,14 @@ def lines(
     *,
     ticks: Sequence[float] = (),
     is_log: bool = False,
-    is_wide: bool = False,
+    reference: float | None = None,
 ) -> str:
     """Lines with error bars, told apart by colour and marker, in the order of the legend."""
-    with _drawing(2.5, left=0.52, width=_WIDTH * (1.6 if is_wide else 1.0)) as (drawing, axes):
+    with _drawing(2.6, left=0.62) as (drawing, axes):
         if is_log:
             axes.set_xscale("log", base=2)
+        if reference is not None:
+            axes.axhline(reference, color=_FAINT, linewidth=1.0, linestyle=(0, (3, 2)), zorder=1)
         for index, line in enumerate(series):
             marker = MARKERS[index % len(MARKERS)]
             axes.plot(line.x, line.y, color=line.color, marker=marker, markersize=4.2, linewidth=1.5)
@@ -200,13 +203,18 @@ def lines(
 
 def histogram(shares: Sequence[float], color: str, top: float, num_bins: int) -> str:
     """Share of rounds by accepted tokens, 0 first."""
-    with _drawing(1.75, left=0.50) as (drawing, axes):
+    with _drawing(1.9, left=0.60) as (drawing, axes):
         places = range(len(shares))
         axes.bar(places, [100 * share for share in shares], width=0.82, color=color)
         for place, share in zip(places, shares, strict=True):
             if share >= 0.02:
                 axes.text(
-                    place, 100 * share + 100 * top * 0.02, f"{100 * share:.0f}", ha="center", va="bottom", fontsize=7
+                    place,
+                    100 * share + 100 * top * 0.02,
+                    f"{100 * share:.0f}",
+                    ha="center",
+                    va="bottom",
+                    fontsize=_SMALL,
                 )
         axes.set_xlim(-0.6, num_bins - 0.4)
         axes.set_ylim(0, 100 * top * 1.12)
@@ -221,22 +229,33 @@ def histogram(shares: Sequence[float], color: str, top: float, num_bins: int) ->
 
 def stacked_bars(stacks: Sequence[Stack], x_label: str, limit: float) -> str:
     """One labelled bar per stack; segments wide enough carry their value."""
-    with _drawing(0.60 + 0.50 * len(stacks)) as (drawing, axes):
+    with _drawing(0.60 + 0.54 * len(stacks)) as (drawing, axes):
         _rows_axis(axes, len(stacks))
         axes.set_xlim(0, limit * 1.02)
         for row, stack in enumerate(stacks):
-            axes.text(0.0, row - 0.36, _short(stack.label), **_row_label(axes))
+            axes.text(0.0, row - 0.38, units.shortened(stack.label, _LABEL_CHARS), **_row_label(axes))
             left = 0.0
             for _, value, color in stack.segments:
                 axes.barh(row + 0.1, value, left=left, height=0.46, color=color, linewidth=0)
                 if value > 0.085 * limit:
                     ink = _on(color)
                     axes.text(
-                        left + value / 2, row + 0.11, f"{value:.3g}", ha="center", va="center", fontsize=7, color=ink
+                        left + value / 2,
+                        row + 0.11,
+                        f"{value:.3g}",
+                        ha="center",
+                        va="center",
+                        fontsize=_SMALL,
+                        color=ink,
                     )
                 left += value
         axes.set_xlabel(x_label)
         return _finish(drawing)
+
+
+def colors(count: int) -> tuple[str, ...]:
+    """As many colours as there are series that are no arms; the last one again where the palette ends."""
+    return tuple(PALETTE[min(place, len(PALETTE) - 1)] for place in range(count))
 
 
 def series_colors(arms: Sequence[str]) -> tuple[str, ...]:

@@ -157,10 +157,9 @@ def _load_cells(load: LoadSample) -> Iterator[Cell]:
 
 
 def _warnings(evidence: Evidence) -> Iterator[str]:
+    """Those of few cases, with their names; the headline has the others."""
     for warned in evidence.warnings:
-        if len(warned.cases) == len(evidence.frames.results):
-            yield f"{warned.text} (every case)."
-        else:
+        if not warned.is_common:
             names = [evidence.case_labels[key] for key in warned.cases[:MAX_NAMED]]
             more = f" and {len(warned.cases) - MAX_NAMED} more" if len(warned.cases) > MAX_NAMED else ""
             yield f"{warned.text} ({_out_of(evidence, warned)}: {', '.join(names)}{more})."
@@ -174,7 +173,8 @@ def common_warnings(evidence: Evidence) -> Iterator[str]:
 
 
 def _out_of(evidence: Evidence, warned: Warned) -> str:
-    return f"{len(warned.cases)} of {len(evidence.frames.results)} cases"
+    worst, count, total = "worst of " if warned.is_worst else "", len(warned.cases), len(evidence.frames.results)
+    return f"{worst}all {total} cases" if count == total else f"{worst}{count} in {total} cases"
 
 
 def glossary(evidence: Evidence) -> Section | Skipped:
@@ -185,15 +185,18 @@ def glossary(evidence: Evidence) -> Section | Skipped:
             cells.text_cell(metric.name),
             cells.text_cell(metric.unit),
             cells.text_cell("" if metric.direction == "neither" else metric.direction),
+            cells.text_cell(metric.counted),
             cells.text_cell(metric.formula),
         )
         for metric in METRICS.values()
     )
     intro = (
-        "Intervals are 95 % bootstrap intervals over prompts (1000 resamples, fixed seed): pooled ratios by the BCa "
-        "method, medians by percentiles. Under 3 prompts there is none; under 8 it is too narrow and says so.",
+        "Intervals are 95 % bootstrap intervals (1000 resamples, fixed seed). Over prompts: pooled ratios by the BCa "
+        "method, medians and ratios of two settings by percentiles; under 3 prompts there is none, under 8 it is too "
+        "narrow and says so. Over rounds: circular blocks of about sqrt(n) neighbouring rounds, by percentiles. From 3 "
+        "interleaved processes on (--blocks 3) processes are resampled too, else from 3 passes on passes.",
     )
-    table = Table("Metrics", cells.text_columns("Metric", "Name", "Unit", "Better", "Formula"), rows)
+    table = Table("Metrics", cells.text_columns("Metric", "Name", "Unit", "Better", "n counts", "Formula"), rows)
     return Section("glossary", "Metrics", intro, tables=(table,))
 
 

@@ -43,7 +43,7 @@ def _variant_row(evidence: Evidence, variant: Variant) -> tuple[Cell, ...]:
     name = f"{variant.axis}={variant.value}" + (f" ({setting.run})" if evidence.frames.is_merged else "")
     found = base if isinstance(base, NotMeasured) else versus(setting, base)
     if isinstance(found, NotMeasured):
-        compared = (cells.missing_cell(found.not_measured),) * 3
+        compared: tuple[Cell, ...] = (cells.missing_cell(found.not_measured),) * 3
         n = cells.missing_cell(found.not_measured)
     else:
         compared = tuple(cells.value_cell(v, where(setting)) for v in (found.speedup, found.cost, found.length))

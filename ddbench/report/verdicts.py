@@ -11,10 +11,14 @@ from dataclasses import dataclass
 
 from ddbench import units
 from ddbench.analysis.contests import Contest, Standing, added_time, standing
+from ddbench.analysis.metrics import METRICS
 from ddbench.analysis.settings import Setting
 from ddbench.analysis.values import Estimate
 from ddbench.records import NotMeasured
+from ddbench.report import cells
 from ddbench.report.evidence import Evidence
+
+CONTROL_ARMS: tuple[str, ...] = ("chain_via_tree",)  # prices the tree's machinery; nobody would deploy it
 
 
 @dataclass(frozen=True)
@@ -36,30 +40,37 @@ def verdicts(evidence: Evidence) -> Iterator[str]:
 
 def best_drafter(evidence: Evidence, concurrency: int, run: str | None = None) -> Setting | None:
     """The arm with a drafter that has the lowest TPOT, trusted ones only."""
-    return _fastest(evidence, concurrency, run, lambda setting: setting.has_drafter)
+    return _best(evidence, concurrency, run, _has_drafter, "tpot_ms")
+
+
+def _has_drafter(setting: Setting) -> bool:
+    return setting.has_drafter and setting.arm not in CONTROL_ARMS
 
 
 def _drafter(evidence: Evidence, run: str) -> str:
-    """The drafter against prompt_lookup, in speed and in tau."""
-    bouts, reasons = _bouts(evidence, run, "prompt_lookup", lambda setting: setting.has_drafter)
+    """The drafter against prompt_lookup: its fastest arm in speed, its longest paths in tau."""
+    bouts, reasons = _bouts(evidence, run, "prompt_lookup", _has_drafter)
     if not bouts:
         return f"Whether the drafter beats prompt_lookup, which needs none, is open: {reasons[0]}." if reasons else ""
-    names = _names(evidence, bouts)
-    subject = f"the drafter ({names[0]})" if len(names) == 1 else "the drafter"
     speeds = _grouped(
         bouts,
         lambda bout: standing(bout.contest.speedup),
-        {"ahead": "is faster", "even": "is not separated in speed", "behind": "is slower", "unknown": "has no interval"},
-        lambda bout: (f"{evidence.name(bout.contest.setting)} " if len(names) > 1 else "")
-        + _ratio(bout.contest.speedup),
+        {
+            "ahead": "is faster",
+            "even": "is not separated in speed",
+            "behind": "is slower",
+            "unknown": "has no interval",
+        },
+        lambda bout: f"{units.shortened(bout.contest.setting.label)} {_ratio(bout.contest.speedup)}",
     )
+    longest, _ = _bouts(evidence, run, "prompt_lookup", _has_drafter, "acceptance_length")
     lengths = _grouped(
-        bouts,
+        longest,
         lambda bout: standing(bout.contest.length),
-        {"ahead": "higher", "even": "not separated", "behind": "lower", "unknown": "without interval"},
-        lambda bout: _ratio(bout.contest.length),
+        {"ahead": "higher", "even": "not separated", "behind": "lower", "unknown": "without an interval"},
+        lambda bout: f"{units.shortened(bout.contest.setting.label)} {_ratio(bout.contest.length)}",
     )
-    text = f"Against prompt_lookup, which needs no model, {subject} {speeds}; its tau is {lengths}."
+    text = f"Against prompt_lookup, which needs no model, the drafter {speeds}; its longest tau is {lengths}."
     lost = [bout.concurrency for bout in bouts if standing(bout.contest.speedup) != "ahead"]
     if not lost:
         return text
@@ -72,7 +83,7 @@ def _tree(evidence: Evidence, run: str) -> str:
     bouts, _ = _bouts(evidence, run, "chain", lambda setting: setting.arm == "ddtree")
     if not bouts:
         return ""
-    names = _names(evidence, bouts)
+    names = list(dict.fromkeys(units.shortened(bout.contest.setting.label) for bout in bouts))
     subject = f"The tree ({names[0]})" if len(names) == 1 and names[0] != "ddtree" else "The tree"
     groups = _grouped(
         bouts,
@@ -83,15 +94,17 @@ def _tree(evidence: Evidence, run: str) -> str:
             "behind": "loses to the chain",
             "unknown": "has no interval against the chain",
         },
-        lambda bout: (f"{evidence.name(bout.contest.setting)}: " if len(names) > 1 else "") + _made_of(bout.contest),
+        lambda bout: (
+            (f"{units.shortened(bout.contest.setting.label)} " if len(names) > 1 else "") + _made_of(bout.contest)
+        ),
     )
     return f"{subject} {groups}{_why(bouts)}."
 
 
 def _made_of(contest: Contest) -> str:
-    if contest.net is None:
-        return _ratio(contest.speedup)
-    return f"tau {_ratio(contest.length)}, round cost {_ratio(contest.cost)}, so {units.ratio(contest.net)}"
+    """The measured speedup, then what it comes from."""
+    whole = _ratio(contest.speedup)
+    return whole if contest.net is None else f"{whole}: tau {_ratio(contest.length)}, round cost {_ratio(contest.cost)}"
 
 
 def _why(bouts: Sequence[Bout]) -> str:
@@ -108,25 +121,26 @@ def _why(bouts: Sequence[Bout]) -> str:
 # --- picking and wording ----------------------------------------------------------------------------------------------
 
 
-def _fastest(
-    evidence: Evidence, concurrency: int, run: str | None, is_meant: Callable[[Setting], bool]
+def _best(
+    evidence: Evidence, concurrency: int, run: str | None, is_meant: Callable[[Setting], bool], metric: str
 ) -> Setting | None:
-    timed = []
+    found = {}
     for setting in evidence.arms_at(concurrency):
-        value = evidence.value(setting, "tpot_ms")
         is_own = run is None or setting.run == run
-        if is_own and is_meant(setting) and evidence.may_be_best(setting) and isinstance(value, Estimate):
-            timed.append((value.value, setting))
-    return min(timed, key=lambda pair: pair[0])[1] if timed else None
+        if is_own and is_meant(setting) and evidence.may_be_best(setting):
+            found[setting.key] = setting
+    values = [(key, evidence.value(setting, metric)) for key, setting in found.items()]
+    key = cells.best_of(values, METRICS[metric], fewest=1)
+    return None if key is None else found[key]
 
 
 def _bouts(
-    evidence: Evidence, run: str, against: str, is_meant: Callable[[Setting], bool]
+    evidence: Evidence, run: str, against: str, is_meant: Callable[[Setting], bool], metric: str = "tpot_ms"
 ) -> tuple[list[Bout], list[str]]:
-    """The fastest of the settings meant at every concurrency against its counterpart, and why there is none elsewhere."""
+    """The best of the settings meant at every concurrency against its counterpart, and why there is none elsewhere."""
     bouts, reasons = [], []
     for concurrency in evidence.study.concurrencies:
-        setting = _fastest(evidence, concurrency, run, is_meant)
+        setting = _best(evidence, concurrency, run, is_meant, metric)
         if setting is None:
             continue
         found = evidence.contests[setting.key, against]
@@ -141,10 +155,6 @@ def _bouts(
     return bouts, reasons
 
 
-def _names(evidence: Evidence, bouts: Sequence[Bout]) -> list[str]:
-    return list(dict.fromkeys(bout.contest.setting.label for bout in bouts))
-
-
 def _grouped(
     bouts: Sequence[Bout],
     standing_of: Callable[[Bout], Standing],
@@ -152,16 +162,17 @@ def _grouped(
     detail: Callable[[Bout], str],
 ) -> str:
     """`is faster at concurrency 1 (1.20x) and not separated at 4 (0.98x)`; the concurrencies once where all agree."""
-    groups = {word: [bout for bout in bouts if standing_of(bout) == key] for key, word in words.items()}
-    texts = []
-    for word, group in groups.items():
-        if group:
-            details = [detail(bout) for bout in group]
-            if len(set(details)) == 1 and len(group) > 1:
-                places = f"{_listed([bout.concurrency for bout in group])} ({details[0]})"
-            else:
-                places = _joined([f"{bout.concurrency} ({text})" for bout, text in zip(group, details, strict=True)])
-            texts.append(f"{word} at concurrency {places}" if not texts else f"{word} at {places}")
+    groups: dict[Standing, list[Bout]] = {}
+    for bout in bouts:
+        groups.setdefault(standing_of(bout), []).append(bout)
+    texts: list[str] = []
+    for key, group in groups.items():
+        details = [detail(bout) for bout in group]
+        if len(set(details)) == 1 and len(group) > 1:
+            places = f"{_listed([bout.concurrency for bout in group])} ({details[0]})"
+        else:
+            places = _joined([f"{bout.concurrency} ({text})" for bout, text in zip(group, details, strict=True)])
+        texts.append(f"{words[key]} at {'' if texts else 'concurrency '}{places}")
     return _joined(texts)
 
 

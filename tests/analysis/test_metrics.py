@@ -47,6 +47,7 @@ def test_values_are_those_computed_by_hand(hand_run, hand_case, three_requests) 
         "tpot_ms": 6.0,
         "ttft_ms": 8.0,
         "round_ms": 14.0,
+        "round_cost_ms": 68 / 5,
         "acceptance_length": 12 / 5,
         "acceptance_length_uncut": 13 / 5,
         "acceptance_length_macro": (3 + 2 + 2) / 3,
@@ -65,7 +66,7 @@ def test_values_are_those_computed_by_hand(hand_run, hand_case, three_requests) 
         assert estimate.value == pytest.approx(value, rel=1e-12), name
         assert (estimate.unit, estimate.pass_name) == (METRICS[name].unit, "clean")
     assert values["tpot_ms"].n == 3
-    assert values["output_tok_per_s"].note == "n=1: too few for an interval"
+    assert values["output_tok_per_s"].note == "n=5 rounds: too few for an interval"
     assert isinstance(values["degenerate_share"], NotMeasured)
 
 
@@ -121,11 +122,21 @@ def test_one_token_requests_have_no_time_per_token_and_no_acceptance(hand_run, h
 
 
 def test_drafts_without_probabilities_expect_nothing(hand_run, hand_case, three_requests) -> None:
-    case = chain_case(hand_case, three_requests, case=CASE["prompt_lookup"], expected_length=math.nan)
+    found = study(hand_run([chain_case(hand_case, three_requests, expected_length=math.nan)]))
+    values = measure(found.settings[0], found)
+    reason = NotMeasured(not_measured="the draft 'dflash' gives no probabilities")
+    assert values["expected_length"] == values["calibration"] == reason
+
+
+def test_a_draft_without_a_model_is_not_calibrated(hand_run, hand_case, three_requests) -> None:
+    """It counts every proposal as certain; tau over that sum would look like a badly calibrated drafter."""
+    case = chain_case(hand_case, three_requests, case=CASE["prompt_lookup"], expected_length=4.0)
     found = study(hand_run([case]))
     values = measure(found.settings[0], found)
-    reason = NotMeasured(not_measured="the draft 'prompt_lookup' gives no probabilities")
-    assert values["expected_length"] == values["calibration"] == reason
+    assert isinstance(values["calibration"], NotMeasured)
+    assert values["calibration"] == values["expected_length"]
+    assert values["calibration"].not_measured.startswith("prompt_lookup has no model")
+    assert values["acceptance_length"].value == 12 / 5
 
 
 def test_ar_has_no_draft_metrics(hand_run, hand_case, hand_request) -> None:
@@ -142,8 +153,8 @@ def missing_counterparts() -> list[tuple[str, Case, str]]:
     workload = ar.workload.model_copy(update={"max_new_tokens": 7})
     return [
         ("no ar at all", CASE["chain_via_tree"], "the run has no ar arm"),
-        ("other executor", _with_engine(ar, executor="stage_graphs"), "no ar case with executor=eager"),
-        ("other precision", _with_engine(ar, dtype="bfloat16"), "no ar case with dtype=float32"),
+        ("other executor", _with_engine(ar, executor="stage_graphs"), "no ar case with executor=eager to compare with"),
+        ("other precision", _with_engine(ar, dtype="bfloat16"), "no ar case with dtype=float32 to compare with"),
         ("other workload", ar.model_copy(update={"workload": workload}), "no ar case with the same workload (c=1)"),
         ("other block", ar.model_copy(update={"block": 1}), "no interleaved repeat holds both this case and ar"),
     ]
