@@ -2,8 +2,8 @@
 # make: it is rebuilt when one of the variables below changes and updated when pyproject.toml does.
 
 PYTHON ?= python3
-# Installed first and alone, so that nothing else decides which torch is used. A machine whose package index serves
-# several builds of the pin names the one it wants: make sweep TORCH='torch==2.13.0 --index-url ...'
+# Installed first and alone, so that nothing else decides which torch is used. Words are passed on to pip, so another
+# build of it can be named: make sweep TORCH='torch==2.13.0+cpu --find-links wheels'
 TORCH ?= torch==2.13.0
 # A machine with an NVIDIA GPU: EXTRAS=gpu,dev
 EXTRAS ?= engine,dev

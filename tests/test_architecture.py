@@ -98,7 +98,7 @@ STAGES = "ddbench.engine.stages"  # plain names, no torch
 # What parts share: the engine's records and protocols, never the round, the scheduler or each other.
 PART_IMPORTS = (
     *(f"ddbench.engine.{name}" for name in ("types", "stages", "batch", "kv_cache", "probe")),
-    *("ddbench.kernels", "ddbench.models.inputs", "ddbench.spec", "ddbench.errors"),
+    *("ddbench.kernels", "ddbench.models.inputs", "ddbench.models.attention", "ddbench.spec", "ddbench.errors"),
 )
 NUMBERS = ("numpy", "pandas", "pyarrow", "scipy")
 MODELS = ("ddbench.models", "ddbench.kernels", "ddbench.ops", *BASE)

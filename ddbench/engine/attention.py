@@ -1,33 +1,13 @@
-"""[part] How the target's new tokens attend to the cache.
-
-Implements `models.inputs.VerifyAttention`. Letters: B batch rows, N new tokens, S cache rows, H query heads, G KV
-heads, D head dim, R latent rank, Dr rotary key dims.
-"""
+"""[part] How the target's new tokens attend to the cache; every entry implements `models.inputs.VerifyAttention`."""
 
 from __future__ import annotations
 
-import torch
-
 from ddbench.engine.types import Part
-from ddbench.kernels.mla_tree_attention import mla_tree_attention_dense
-from ddbench.kernels.tree_attention import dense_mask, tree_attention_dense
-from ddbench.models.inputs import VerifyInputs
+from ddbench.models.attention import DenseMask
 
 
-class DenseMaskAttention(Part):
+class DenseMaskAttention(DenseMask, Part):
     """One boolean mask over context and new tokens per forward, shared by all layers."""
-
-    def prepare(self, inputs: VerifyInputs, dtype: torch.dtype) -> torch.Tensor:
-        """-> [B, 1, N, context_bound + N] bool."""
-        return dense_mask(inputs.lengths, inputs.input_ids.shape[1], inputs.context_bound, inputs.visible)
-
-    def gqa(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: torch.Tensor, scale: float) -> torch.Tensor:
-        """q [B, N, H, D], k and v [B, S, G, D] -> [B, N, H, D]."""
-        return tree_attention_dense(q, k, v, plan, scale)
-
-    def mla(self, q: torch.Tensor, latent: torch.Tensor, rank: int, plan: torch.Tensor, scale: float) -> torch.Tensor:
-        """q [B, N, H, R+Dr], latent [B, S, R+Dr] -> [B, N, H, R]."""
-        return mla_tree_attention_dense(q, latent, rank, plan, scale)
 
 
 ATTENTIONS = {"dense_mask": DenseMaskAttention}

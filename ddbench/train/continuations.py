@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from ddbench.errors import UserError
-from ddbench.kernels.mla_tree_attention import mla_tree_attention_dense
-from ddbench.kernels.tree_attention import dense_mask, tree_attention_dense
+from ddbench.models.attention import DenseMask
 from ddbench.models.inputs import VerifyInputs
 from ddbench.models.moe import MoE
 from ddbench.models.target import Target
@@ -40,17 +39,6 @@ class Continuations:
         return digest.hexdigest()
 
 
-class _DenseAttention:
-    def prepare(self, inputs: VerifyInputs, dtype: torch.dtype) -> torch.Tensor:
-        return dense_mask(inputs.lengths, inputs.input_ids.shape[1], inputs.context_bound, inputs.visible)
-
-    def gqa(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: torch.Tensor, scale: float) -> torch.Tensor:
-        return tree_attention_dense(q, k, v, plan, scale)
-
-    def mla(self, q: torch.Tensor, latent: torch.Tensor, rank: int, plan: torch.Tensor, scale: float) -> torch.Tensor:
-        return mla_tree_attention_dense(q, latent, rank, plan, scale)
-
-
 def use_wide_experts(model: Target) -> None:
     """Run MoE layers as one wide MLP: no host sync per layer, faster at thousands of rows."""
     for child in model.modules():
@@ -66,7 +54,7 @@ def continue_prompts(
     device = prompts.device
     is_mixed = torch.is_autocast_enabled(device.type)
     dtype = torch.get_autocast_dtype(device.type) if is_mixed else model.embedding.weight.dtype
-    attention = _DenseAttention()
+    attention = DenseMask()
     cache = [
         tuple(torch.zeros(rows, total, *row, device=device, dtype=dtype) for row in model.shape.attention.row_shapes)
         for _ in range(model.shape.num_layers)

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from ddbench.kernels import int4
+from ddbench.models.attention import DenseMask
 from ddbench.models.inputs import VerifyInputs
 from ddbench.models.moe import MoE
 from ddbench.models.shapes import TARGETS, TargetShape
 from ddbench.models.target import Target
 from ddbench.models.weights import dequantize_experts
-from ddbench.train.continuations import _DenseAttention
 from ddbench.train.target import (
     BALANCE_RATE,
     TargetRecipe,
@@ -51,7 +51,7 @@ def cached_logits(model: Target, ids: torch.Tensor) -> torch.Tensor:
     cache = [tuple(torch.zeros(rows, length, *row) for row in row_shapes) for _ in model.layers]
     zeros = torch.zeros(rows, dtype=torch.int64)
     inputs = VerifyInputs(ids, torch.arange(length).expand(rows, -1), zeros, None, 0)
-    return model(inputs, cache, _DenseAttention()).logits
+    return model(inputs, cache, DenseMask()).logits
 
 
 def test_what_is_trained_with_rounded_experts_is_what_is_stored(trained: Target, toy_shapes):
