@@ -2,7 +2,7 @@
 the command, so that reports can be made where no torch is installed.
 
 Exit codes: 0 fine; 1 a check failed; 2 the request is wrong; 4 nothing was measured, or a case failed or was incorrect;
-130 interrupted, to be resumed.
+130 interrupted, to be resumed. Whatever is meant for the user is one line on standard error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import ddbench
-from ddbench.errors import DdbenchError, UserError
+from ddbench.commands import Commands, Folder, complain
+from ddbench.errors import UserError, did_you_mean, shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,37 +24,15 @@ if TYPE_CHECKING:
     from ddbench.harness.sweep import Tally
     from ddbench.spec import Axis, ExperimentSpec
 
-FOLDER = click.Path(path_type=Path, file_okay=False)
 FORMATS = ("html", "md", "console")
+RUNS = Path("runs")
+FOLDER = Folder()
 
 
-class _Commands(click.Group):
-    """Turns errors that are meant for the user into one line and an exit code; finds `train` when it is asked for."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except DdbenchError as error:
-            click.secho(f"error: {error}", fg="red", err=True)
-            ctx.exit(error.exit_code)
-        except KeyboardInterrupt:
-            click.secho("interrupted", fg="red", err=True)
-            ctx.exit(130)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), "train"])
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name == "train":
-            from ddbench.train.cli import train
-
-            return train
-        return super().get_command(ctx, cmd_name)
-
-
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(ddbench.__version__, prog_name="ddbench")
-def main() -> None:
+@click.pass_context
+def main(context: click.Context) -> None:
     """A profiling and benchmark laboratory for the DFlash + DDTree speculative-decoding engine.
 
     \b
@@ -62,6 +41,8 @@ def main() -> None:
       ddbench check                 is it correct here
       ddbench sweep                 measure, and report
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 def _plan_options(command: Any) -> Any:
@@ -118,10 +99,10 @@ def plan_command(experiment: str, **options: Any) -> None:
 @_plan_options
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
 @click.option("--resume", metavar="RUN", type=FOLDER, help="Go on with an interrupted run.")
-@click.option("--out", type=FOLDER, default=Path("runs"), show_default=True, help="Where run folders go.")
+@click.option("--out", type=FOLDER, help="Where run folders go  [default: runs]")
 @click.option("--no-report", is_flag=True, help="Measure only.")
 def sweep_command(
-    experiment: str | None, dry_run: bool, resume: Path | None, out: Path, no_report: bool, **options: Any
+    experiment: str | None, dry_run: bool, resume: Path | None, out: Path | None, no_report: bool, **options: Any
 ) -> None:
     """Run an experiment: every case in its own process, checked before it is timed; then write the report.
 
@@ -140,11 +121,10 @@ def sweep_command(
         _show_plan(plan, with_cases=dry_run)
         if dry_run:
             return
-        run = sweep.new_run(plan, out)
+        run, tally = sweep.run_plan(plan, out or RUNS, _console())
     else:
-        _refuse_with_resume(experiment, dry_run, options)
-        run = sweep.resumed_run(resume)
-    tally = sweep.execute(run, _console())
+        _refuse_with_resume(experiment, dry_run, {**options, "set": options.pop("sets"), "out": out})
+        run, tally = sweep.resume(resume, _console())
     _conclude(tally, run.path, has_report=not no_report)
 
 
@@ -181,9 +161,13 @@ def report_command(runs: tuple[Path, ...], formats: str, out: Path | None) -> No
       ddbench report runs/20250101T120000Z-default-1a2b3c4d
       ddbench report runs/before runs/after --format html --out comparison
     """
+    from ddbench.harness.store import check_run_folder
     from ddbench.report.build import build_report
 
-    _name_reports(build_report(list(runs), _formats(formats), out))
+    chosen = _formats(formats)
+    for run in runs:
+        check_run_folder(run)
+    _name_reports(build_report(list(runs), chosen, out))
 
 
 # --------------------------------------------------------------------------------------------------- behind commands
@@ -200,12 +184,10 @@ def _words(text: str | None) -> tuple[str, ...]:
 
 
 def _formats(text: str) -> tuple[str, ...]:
-    from ddbench.errors import did_you_mean
-
     formats = _words(text)
     for name in formats:
         if name not in FORMATS:
-            raise UserError(f"unknown format '{name}': {did_you_mean(name, FORMATS)}")
+            raise UserError(f"unknown format {shown(name)}: {did_you_mean(name, FORMATS)}")
     if not formats:
         raise UserError(f"--format names no format: {', '.join(FORMATS)}")
     return formats
@@ -225,7 +207,7 @@ def _axes(concurrency: str | None, sets: Sequence[str]) -> list[Axis]:
     for text in texts:
         name, equals, values = text.partition("=")
         if not equals:
-            raise UserError(f"--set {text}: expected AXIS=VALUE[,VALUE...]")
+            raise UserError(f"--set: expected AXIS=VALUE[,VALUE...], got {shown(text)}")
         axes.append(parse_axis(name.strip(), values))
     return axes
 
@@ -243,13 +225,19 @@ def _planned(
 ) -> Plan:
     """The plan of an experiment with the command line's changes, its device decided."""
     from ddbench.harness.plan import engine_capabilities, make_plan, resolve_device, with_overrides
+    from ddbench.harness.preflight import check_requests
     from ddbench.harness.sweep import find_experiment
+    from ddbench.spec import ARMS
 
     experiment: ExperimentSpec = find_experiment(name)
-    axes = _axes(concurrency, sets)
+    axes, chosen = _axes(concurrency, sets), _words(arms)
+    if arms is not None and not chosen:
+        raise UserError(f"--arms names no arm: {did_you_mean('', ARMS)}")
     engine["device"] = resolve_device(device, experiment)
-    changed = with_overrides(experiment, arms=_words(arms), axes=axes, engine=engine, num_blocks=blocks, seed=seed)
-    return make_plan(changed, engine_capabilities())
+    changed = with_overrides(experiment, arms=chosen, axes=axes, engine=engine, num_blocks=blocks, seed=seed)
+    plan = make_plan(changed, engine_capabilities())
+    check_requests(plan)
+    return plan
 
 
 def _show_plan(plan: Plan, with_cases: bool) -> None:
@@ -267,13 +255,23 @@ def _refuse_with_resume(experiment: str | None, dry_run: bool, options: dict[str
 
 def _conclude(tally: Tally, path: Path, has_report: bool) -> None:
     """Publish first, fail last."""
+    from ddbench.harness.interrupt import SweepInterrupted
+
     click.echo(f"{tally}; run: {path}")
     if has_report and tally.counts["ok"]:
-        from ddbench.report.build import build_report, report_on
-        from ddbench.report.console import print_report
-
-        print_report(report_on([path]), _console())
-        _name_reports(build_report([path], ("html", "md"), None))
+        try:
+            _print_and_write_report(path)
+        except KeyboardInterrupt as error:
+            raise SweepInterrupted(f"interrupted; every case is kept. The report: ddbench report {path}") from error
     if tally.exit_code:
-        click.secho("error: not every case was measured and correct", fg="red", err=True)
+        failed = "; failed ones run again with: ddbench sweep --resume " + str(path) if tally.counts["failed"] else ""
+        complain(f"{tally.num_bad} of {sum(tally.counts.values())} cases were not measured and correct{failed}")
     raise SystemExit(tally.exit_code)
+
+
+def _print_and_write_report(path: Path) -> None:
+    from ddbench.report.build import build_report, report_on
+    from ddbench.report.console import print_report
+
+    print_report(report_on([path]), _console())
+    _name_reports(build_report([path], ("html", "md"), None))

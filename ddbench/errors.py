@@ -37,9 +37,21 @@ class ParityError(DdbenchError):
     """Speculative output differs from autoregressive output where it must not."""
 
 
+_FEW = 12  # so many choices are listed beside a suggestion
+
+
 def did_you_mean(got: str, choices: Iterable[str]) -> str:
-    """A trailing sentence naming the closest choice, or all of them: `did you mean 'heap'? (chain, device, heap)`."""
-    known = sorted(choices)
-    close = difflib.get_close_matches(got, known, n=1, cutoff=0.5)
-    listing = ", ".join(known) if known else "none"
-    return f"did you mean '{close[0]}'? (known: {listing})" if close else f"known: {listing}"
+    """What to write instead: `did you mean 'heap'? (known: chain, device, heap)`; a long list only if nothing fits."""
+    known = sorted(set(choices))
+    lowered = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(got.lower(), lowered, n=1, cutoff=0.5)
+    listing = f"known: {', '.join(known) or 'none'}"
+    if not close:
+        return listing
+    return f"did you mean '{lowered[close[0]]}'?" + (f" ({listing})" if len(known) <= _FEW else "")
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """A value as it goes into a message: on one line, and never the message's longest part."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 4]}...{text[-1]}"

@@ -6,9 +6,9 @@ One row of `rounds` is one request in one round; one row of `steps` is one round
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ddbench.spec import Case, ExperimentSpec, Record
 
@@ -153,12 +153,14 @@ class PassSummary(Record):
 
 
 class ModelCard(Record):
-    """Which weights were measured."""
+    """Which weights were measured. Where no drafter ran, its name and digest are `none` and it has 0 parameters."""
 
     target: str
     target_digest: str
     drafter: str
     drafter_digest: str
+    block_size: int | None  # positions of a draft block as it ran, the anchor included; None: nothing was drafted
+    trained_block_size: int | None  # as the drafter was trained; a smaller block at run time costs acceptance
     acceptance: Literal["measured", "replayed", "random_drafter", "random_weights", "none"]
     num_target_parameters: int
     num_drafter_parameters: int
@@ -178,7 +180,7 @@ class OkResult(_Result):
     status: Literal["ok"] = "ok"
     parity: Parity
     models: ModelCard
-    passes: tuple[PassSummary, ...]
+    passes: tuple[PassSummary, ...] = Field(min_length=1)
     stage_costs: tuple[StageCost, ...]
     path_used: dict[str, str]  # part -> the path that ran
     counters: dict[str, int]  # exact, noise-free: kernel_launches, host_syncs, nodes_verified, ...
@@ -229,6 +231,12 @@ class Manifest(Record):
     created_at: str  # UTC, ISO 8601
     experiment: ExperimentSpec
     environment: Environment
-    case_ids: tuple[str, ...]  # in execution order
+    case_ids: tuple[Annotated[str, Field(pattern=r"^\w[\w-]*$")], ...]  # in execution order; names of folders
     cases: tuple[Case, ...] = ()  # the case of each id
     skipped: tuple[SkippedCase, ...]
+
+    @model_validator(mode="after")
+    def _distinct_ids(self) -> Self:
+        if len(set(self.case_ids)) != len(self.case_ids):
+            raise ValueError("case_ids: a case is there twice")
+        return self

@@ -10,13 +10,16 @@ import hashlib
 import json
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from ddbench.errors import SchemaError, UserError, did_you_mean
+from ddbench.errors import SchemaError, UserError, did_you_mean, shown
 
 RecordT = TypeVar("RecordT", bound="Record")
+
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 UNUSED = "none"  # the value of a part that takes no part in an arm (no drafter: nothing to materialize)
 
@@ -35,8 +38,8 @@ class Record(BaseModel):
 class EngineSpec(Record):
     """Everything that decides what the engine computes and how; the part fields name entries of `PARTS`."""
 
-    target: str = "nano-k2"  # a named shape, a shipped pair, or a folder with a checkpoint
-    drafter: str | None = None  # a folder with a drafter checkpoint; None: the one that goes with the target
+    target: str = Field(default="nano-k2", min_length=1)  # a named shape, a shipped pair, or a folder with a checkpoint
+    drafter: str | None = Field(default=None, min_length=1)  # a folder with a checkpoint; None: the target's own one
     draft: str = "dflash"
     materialize: str = "fused"
     tree_build: str = "heap"
@@ -47,12 +50,12 @@ class EngineSpec(Record):
     node_budget: int = Field(default=32, ge=0, le=4096)
     block_size: int | None = Field(default=None, ge=2, le=64)  # None: as the drafter was trained; smaller only
     temperature: float = Field(default=1.0, gt=0.0, le=10.0)  # read by stochastic sampling only
-    oracle_quality: tuple[float, ...] = ()  # read by the oracle draft only: per position, how often it is right at once
+    oracle_quality: tuple[Share, ...] = ()  # read by the oracle draft only: per position, how often it is right at once
     experts: Literal["packed", "dequantized"] = "dequantized"  # INT4 experts: unpacked at use, or once at load
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["cpu", "cuda"] = "cpu"
-    num_threads: int | None = Field(default=None, ge=1)  # CPU threads; None: the library's default, recorded
-    seed: int = 0
+    num_threads: int | None = Field(default=None, ge=1, le=1024)  # CPU threads; None: the library's default, recorded
+    seed: Seed = 0  # of random weights and of sampling
 
 
 PART_FIELDS: tuple[str, ...] = (
@@ -86,19 +89,19 @@ class WorkloadSpec(Record):
 
     prompts: str = "held-out"  # the target's shipped held-out prompts; or `random` token ids (labelled)
     kinds: tuple[str, ...] = ()  # categories to keep; empty: all
-    num_requests: int = Field(default=16, ge=1)
+    num_requests: int = Field(default=16, ge=1, le=10_000)
     max_new_tokens: int = Field(default=64, ge=1)
     concurrency: int = Field(default=1, ge=1, le=1024)
     ignore_stop: bool = False  # decode to the length limit whatever is generated (labelled)
-    seed: int = 0
+    prompt_seed: Seed = 0  # which prompts are chosen
 
 
 class CaptureSpec(Record):
     """How a case is observed: warm-up, repeats of the clean pass, and whether stages get their own pass."""
 
     mode: Literal["none", "stages"] = "stages"  # `stages`: an attributed pass after the clean one
-    num_warmup_requests: int = Field(default=2, ge=0)
-    num_clean_passes: int = Field(default=1, ge=1)
+    num_warmup_requests: int = Field(default=2, ge=0, le=10_000)
+    num_clean_passes: int = Field(default=1, ge=1, le=100)
     parity_prompts: int = Field(default=4, ge=1)
     parity_tokens: int = Field(default=24, ge=1)
     timeout_s: int = Field(default=600, ge=1)
@@ -113,6 +116,11 @@ class Case(Record):
     capture: CaptureSpec = CaptureSpec()
     block: int = 0  # interleaved repeat: cases of one block are compared with each other
     shown: tuple[str, ...] = ()  # swept fields that the label names even at their default; no part of the case's id
+
+    @field_validator("arm")
+    @classmethod
+    def _known_arm(cls, arm: str) -> str:
+        return known_arm(arm)
 
     @property
     def label(self) -> str:
@@ -146,24 +154,30 @@ class Axis(Record):
 class ExperimentSpec(Record):
     """A question and the cases that answer it: arms x axes, plus one-factor-at-a-time variants of one arm."""
 
-    name: str
-    question: str
-    arms: tuple[str, ...] = tuple(ARMS)
+    name: str = Field(min_length=1, max_length=80)
+    question: str = Field(min_length=1)
+    arms: tuple[str, ...] = Field(default=tuple(ARMS), min_length=1)
     engine: EngineSpec = EngineSpec()
     workload: WorkloadSpec = WorkloadSpec()
     capture: CaptureSpec = CaptureSpec()
     axes: tuple[Axis, ...] = ()
     ablate_arm: str = "ddtree"
     ablate: tuple[Axis, ...] = ()  # each value replaces one field of `ablate_arm`, the others at their defaults
-    num_blocks: int = Field(default=1, ge=1)
-    seed: int = 0
+    num_blocks: int = Field(default=1, ge=1, le=100)
+    seed: Seed = 0  # of the order of the cases
 
     @model_validator(mode="after")
     def _known_arms(self) -> Self:
         for arm in (*self.arms, self.ablate_arm):
-            if arm not in ARMS:
-                raise ValueError(f"unknown arm '{arm}': {did_you_mean(arm, ARMS)}")
+            known_arm(arm)
         return self
+
+
+def known_arm(arm: str) -> str:
+    """The arm itself; an unknown one is a ValueError that names the closest."""
+    if arm not in ARMS:
+        raise ValueError(f"unknown arm {shown(arm)}: {did_you_mean(arm, ARMS)}")
+    return arm
 
 
 def _text(value: Any) -> str:
@@ -182,55 +196,102 @@ def _axis_owner(name: str) -> Literal["engine", "workload", "capture"]:
     for owner, model in _AXIS_MODELS.items():
         if name in model.model_fields:
             return owner  # type: ignore[return-value]
-    raise UserError(f"unknown axis '{name}': {did_you_mean(name, axis_names())}")
+    raise UserError(f"unknown axis {shown(name)}: {did_you_mean(name, axis_names())}")
 
 
 def parse_axis(name: str, text: str) -> Axis:
-    """`parse_axis('concurrency', '1,4,16')`: names and values checked against the field's type."""
-    return make_axis(name, tuple(part.strip() for part in text.split(",") if part.strip()))
+    """`parse_axis('concurrency', '1,4,16')`: values of a command line; `a+b` is one value of a field that is a list."""
+    parts = tuple(part.strip() for part in text.split(",") if part.strip())
+    return make_axis(name, tuple(part.split("+") for part in parts) if _is_list(name) else parts, is_strict=False)
 
 
-def make_axis(name: str, values: tuple[Any, ...]) -> Axis:
-    """An axis whose values have the type of the field it sets."""
+def make_axis(name: str, values: tuple[Any, ...], *, is_strict: bool = True) -> Axis:
+    """An axis whose values have the type of the field it sets; strictly, text does not pass for a number."""
     model = _AXIS_MODELS[_axis_owner(name)]
     if not values:
-        raise UserError(f"axis '{name}' has no values: write --set {name}=VALUE[,VALUE...]")
-    is_list = isinstance(model.model_fields[name].default, tuple)  # `kinds`: a single word is a list of one
+        raise UserError(f"axis '{name}' has no values: expected at least one")
     checked = []
     for value in values:
-        given = (value,) if is_list and isinstance(value, str) else value
+        given = (value,) if _is_list(name) and isinstance(value, str) else _with_tuples(value)
         try:
-            checked.append(getattr(model(**{name: given}), name))
+            checked.append(getattr(model.model_validate({name: given}, strict=is_strict), name))
         except ValidationError as error:
-            raise UserError(f"axis '{name}': value {value!r}: {first_message(error)}") from error
+            raise UserError(f"axis '{name}': {complaint(error)}") from error
     return Axis(name=name, values=tuple(dict.fromkeys(checked)))
 
 
+def _is_list(name: str) -> bool:
+    return isinstance(_AXIS_MODELS[_axis_owner(name)].model_fields[name].default, tuple)
+
+
+def _with_tuples(value: Any) -> Any:
+    """TOML's lists as the tuples that records hold."""
+    if isinstance(value, list):
+        return tuple(_with_tuples(item) for item in value)
+    return {key: _with_tuples(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
 def first_message(error: ValidationError) -> str:
-    """The first complaint of a validation, on one line: where, and what is expected."""
+    """The first complaint of a validation, on one line: where, what is expected, what was got."""
+    where = ".".join(str(part) for part in error.errors()[0]["loc"])
+    return f"{where}: {complaint(error)}" if where else complaint(error)
+
+
+# pydantic's error types whose own words a user would not understand
+_EXPECTED = {
+    "int_parsing": "expected an integer",
+    "int_type": "expected an integer",
+    "int_from_float": "expected an integer",
+    "float_parsing": "expected a number",
+    "float_type": "expected a number",
+    "bool_parsing": "expected true or false",
+    "bool_type": "expected true or false",
+    "string_type": "expected text",
+    "string_too_short": "expected a text that is not empty",
+    "tuple_type": "expected a list",
+    "too_short": "expected at least one",
+}
+_WITHOUT_INPUT = {"missing": "missing", "extra_forbidden": "unknown key"}
+
+
+def complaint(error: ValidationError) -> str:
+    """What is expected and what was got, without where."""
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
+    kind = first["type"]
+    if kind in _WITHOUT_INPUT:
+        return _WITHOUT_INPUT[kind]
     message = first["msg"].removeprefix("Value error, ")
-    return f"{where}: {message}" if where else message
+    if kind in ("value_error", "json_invalid"):
+        return message
+    expected = _EXPECTED.get(kind)
+    if expected is None:
+        words = message.replace("Input should be", "expected").replace("String should have", "expected")
+        expected = words.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
+    return f"{expected}, got {shown(first['input'])}"
 
 
 def _reject_unknown(table: Any, known: tuple[str, ...], where: str) -> None:
     if not isinstance(table, dict):
-        raise UserError(f"{where}: expected a table of key = value, got {type(table).__name__}")
+        raise UserError(f"{where}: expected a table of key = value, got {shown(table)}")
     for key in table:
         if key not in known:
-            raise UserError(f"{where}: unknown key '{key}': {did_you_mean(key, known)}")
+            raise UserError(f"{where}: unknown key {shown(key)}: {did_you_mean(key, known)}")
 
 
 def load_experiment(path: Path) -> ExperimentSpec:
     """Read a TOML experiment. Every fault is one line naming the file, the key and what is expected."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from error
+        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError as error:
+        hint = did_you_mean(path.name, (other.name for other in path.parent.glob("*.toml")))
+        raise UserError(f"{path}: there is no such file; TOML files in its folder: {hint}") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); expected a TOML file") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text; expected a TOML file") from error
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path}: not valid TOML: {error}") from error
-    return experiment_from_mapping(data, name=path.stem, where=path.name)
+    return experiment_from_mapping(data, name=path.stem, where=str(path))
 
 
 def experiment_from_mapping(data: dict[str, Any], name: str, where: str) -> ExperimentSpec:
@@ -238,22 +299,27 @@ def experiment_from_mapping(data: dict[str, Any], name: str, where: str) -> Expe
     _reject_unknown(data, (*ExperimentSpec.model_fields,), where)
     for owner, model in _AXIS_MODELS.items():
         _reject_unknown(data.get(owner, {}), tuple(model.model_fields), f"{where} [{owner}]")
-    fields: dict[str, Any] = {"name": name, **data}
+    fields: dict[str, Any] = {"name": name, **_with_tuples(data)}
     for key in ("axes", "ablate"):
-        table = fields.get(key, {})
-        if not isinstance(table, dict):
-            raise UserError(f"{where}: [{key}] must be a table of axis = [values], got {type(table).__name__}")
         try:
-            fields[key] = tuple(
-                make_axis(axis, tuple(values) if isinstance(values, list) else (values,))
-                for axis, values in table.items()
-            )
+            fields[key] = _axes_of(data.get(key, {}))
         except UserError as error:
             raise UserError(f"{where} [{key}]: {error}") from error
+    for axis in fields["axes"]:
+        if axis.name in data.get(axis.owner, {}):
+            raise UserError(f"{where}: '{axis.name}' is fixed in [{axis.owner}] and varied in [axes]: keep one of them")
     try:
-        return ExperimentSpec(**fields)
+        return ExperimentSpec.model_validate(fields, strict=True)
     except ValidationError as error:
         raise UserError(f"{where}: {first_message(error)}") from error
+
+
+def _axes_of(table: Any) -> tuple[Axis, ...]:
+    if not isinstance(table, dict):
+        raise UserError(f"expected a table of axis = [values], got {shown(table)}")
+    return tuple(
+        make_axis(axis, tuple(values) if isinstance(values, list) else (values,)) for axis, values in table.items()
+    )
 
 
 def from_json(model: type[RecordT], text: str, where: str) -> RecordT:

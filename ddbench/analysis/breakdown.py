@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ddbench.analysis.settings import Setting
-from ddbench.analysis.values import MILLISECOND, missing
+from ddbench.analysis.timing import MILLISECOND
+from ddbench.analysis.values import missing
 from ddbench.engine.stages import ROUND_STAGES
 from ddbench.records import NotMeasured
 

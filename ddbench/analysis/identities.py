@@ -103,19 +103,19 @@ def _pooled_length(case: CaseRows) -> Check | None:
 def _length_within_horizon(case: CaseRows) -> Check | None:
     if case.rounds.empty:
         return None
-    block_size = case.result.case.engine.block_size
+    block_size = case.result.models.block_size
     deepest = int(case.rounds["num_nodes"].max())
     horizon = deepest if block_size is None else min(deepest, block_size - 1)
     length = float(case.rounds["num_emitted"].sum() / len(case.rounds))
-    basis = "the most nodes of a round" if block_size is None else "block size and nodes"
-    return Check(length <= horizon + 1, length, horizon + 1, f"depth limit from {basis}")
+    basis = "nothing was drafted" if block_size is None else f"block size {block_size}, at most {deepest} nodes"
+    return Check(length <= horizon + 1, length, horizon + 1, basis)
 
 
 def _accepted_within_tree(case: CaseRows) -> Check | None:
     if case.rounds.empty:
         return None
     accepted, nodes = case.rounds["num_accepted"], case.rounds["num_nodes"]
-    block_size = case.result.case.engine.block_size
+    block_size = case.result.models.block_size
     limit = nodes if block_size is None else nodes.clip(upper=block_size - 1)
     wrong = int(((accepted > limit) | (accepted < 0)).sum())
     worst = int((accepted - limit).to_numpy().argmax())
@@ -233,7 +233,7 @@ IDENTITIES: dict[str, tuple[str, Callable[[CaseRows], Check | None]]] = {
         _emitted_is_accepted_plus_one,
     ),
     "pooled_length": ("tau from requests = tau from rounds", _pooled_length),
-    "length_within_horizon": ("tau <= depth limit + 1", _length_within_horizon),
+    "length_within_horizon": ("tau <= block size, and <= most nodes + 1", _length_within_horizon),
     "accepted_within_tree": ("accepted tokens <= drafted nodes, and <= block size - 1", _accepted_within_tree),
     "nodes_within_budget": ("nodes <= node budget", _nodes_within_budget),
     "nodes_within_width": ("nodes + 1 <= verified width of the round", _nodes_within_width),

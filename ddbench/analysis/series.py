@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from ddbench.analysis import stats
 from ddbench.analysis.stats import FEW_UNITS, FEWEST_UNITS, NUM_RESAMPLES, Summary
 
 _SEED = 20_250_102
+Sums = tuple[np.ndarray, np.ndarray]  # of numerators and of denominators: [R] each
 _MAX_CELLS = 2_000_000  # rows drawn at once, over all resamples of a chunk
 
 
@@ -55,6 +57,16 @@ class Stratum:
     numerators: np.ndarray  # [N]
     denominators: np.ndarray  # [N]
     layout: Layout
+
+    @cached_property
+    def sums(self) -> Sums:
+        """Numerators and denominators of every resample."""
+        return _resampled_sums(self, 0)
+
+    @cached_property
+    def sums_apart(self) -> Sums:
+        """The same with draws of their own, for a ratio to another stratum."""
+        return _resampled_sums(self, 1)
 
 
 def block_length(num_rows: int) -> int:
@@ -123,11 +135,8 @@ def ratio_of_sums(strata: Sequence[Stratum], what: str) -> Summary:
     note = _why_no_interval(first.layout, count, bool(is_flat), what)
     if note:
         return Summary(value, None, None, count, note)
-    tops, bottoms = np.zeros(NUM_RESAMPLES), np.zeros(NUM_RESAMPLES)
-    for stream, stratum in enumerate(strata):
-        top, bottom = _resampled_sums(stratum, stream)
-        tops, bottoms = tops + top, bottoms + bottom
-    return _summary(value, tops / bottoms, count, _small(first.layout, what))
+    sums = np.array([first.sums, *(stratum.sums_apart for stratum in strata[1:])]).sum(axis=0)  # [2, R]
+    return _summary(value, sums[0] / sums[1], count, _small(first.layout, what))
 
 
 def ratio_of_ratios(over: Stratum, under: Stratum, what: str) -> Summary:
@@ -142,13 +151,11 @@ def ratio_of_ratios(over: Stratum, under: Stratum, what: str) -> Summary:
     note = _why_no_interval(shorter.layout, count, False, what)
     if note:
         return Summary(value, None, None, count, note)
-    stream = 0 if over.layout == under.layout else 1
-    (a, b), (c, d) = _resampled_sums(over, 0), _resampled_sums(under, stream)
+    (a, b), (c, d) = over.sums, under.sums if over.layout == under.layout else under.sums_apart
     return _summary(value, (a / b) / (c / d), count, _small(shorter.layout, what))
 
 
-def _resampled_sums(stratum: Stratum, stream: int) -> tuple[np.ndarray, np.ndarray]:
-    """Numerators and denominators of every resample: [R] each."""
+def _resampled_sums(stratum: Stratum, stream: int) -> Sums:
     sums = [
         (stratum.numerators[rows].sum(axis=1), stratum.denominators[rows].sum(axis=1))
         for rows in draws(stratum.layout, stream)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import pandas as pd
 
 from ddbench.analysis.frames import RunFrames, without_context
+from ddbench.analysis.series import Stratum
+from ddbench.analysis.timing import Rounds, Table, round_costs, rounds_in_order, tpot_by_prompt
 from ddbench.records import NotMeasured, OkResult
 from ddbench.spec import ARMS, UNUSED, EngineSpec, WorkloadSpec
 
@@ -29,6 +32,11 @@ SAME_FOR_SPEEDUP: tuple[str, ...] = (
     "temperature",
     "seed",
 )
+
+
+def uses_drafter(engine: EngineSpec) -> bool:
+    """A drafter model makes the drafts."""
+    return engine.draft not in (UNUSED, *MODEL_FREE_DRAFTS)
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,20 @@ class Setting:
     attributed_passes: pd.DataFrame
     stages: pd.DataFrame  # attributed pass by construction
 
+    @cached_property
+    def tpot(self) -> Table:
+        """Milliseconds per token by process and prompt."""
+        return tpot_by_prompt(self.requests)
+
+    @cached_property
+    def ordered(self) -> Rounds:
+        """The rounds of the clean passes in order."""
+        return rounds_in_order(self.steps, self.passes)
+
+    @cached_property
+    def round_costs(self) -> Stratum:
+        return round_costs(self.ordered)
+
     @property
     def concurrency(self) -> int:
         return self.workload.concurrency
@@ -65,8 +87,7 @@ class Setting:
 
     @property
     def has_drafter(self) -> bool:
-        """A drafter model makes the drafts."""
-        return self.has_draft and self.engine.draft not in MODEL_FREE_DRAFTS
+        return uses_drafter(self.engine)
 
     @property
     def blocks(self) -> frozenset[int]:

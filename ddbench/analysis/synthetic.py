@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ddbench.analysis.settings import uses_drafter
 from ddbench.analysis.tables import TABLES, table_schema
 from ddbench.engine.stages import ROUND_STAGES, Stage
 from ddbench.records import (
@@ -36,7 +37,7 @@ from ddbench.records import (
     SkippedCase,
     StageCost,
 )
-from ddbench.spec import ARMS, Case, EngineSpec, ExperimentSpec, WorkloadSpec
+from ddbench.spec import ARMS, UNUSED, Case, EngineSpec, ExperimentSpec, WorkloadSpec
 
 HORIZON = 7
 VOCAB = 512
@@ -202,14 +203,18 @@ def _answer(workload: WorkloadSpec, index: int, plan: SyntheticPlan) -> list[int
 
 
 def model_card(case: Case) -> ModelCard:
+    has_draft = case.engine.draft != UNUSED
+    has_drafter = uses_drafter(case.engine)
     return ModelCard(
         target=case.engine.target,
         target_digest="a" * 16,
-        drafter="none" if case.arm == "ar" else f"{case.engine.target} drafter",
-        drafter_digest="b" * 16,
-        acceptance="none" if case.arm == "ar" else "measured",
+        drafter=f"{case.engine.target} drafter" if has_drafter else "none",
+        drafter_digest="b" * 16 if has_drafter else "none",
+        block_size=(case.engine.block_size or HORIZON + 1) if has_draft else None,
+        trained_block_size=HORIZON + 1 if has_drafter else None,
+        acceptance="measured" if has_draft else "none",
         num_target_parameters=9_000_000,
-        num_drafter_parameters=0 if case.arm == "ar" else 1_000_000,
+        num_drafter_parameters=1_000_000 if has_drafter else 0,
     )
 
 

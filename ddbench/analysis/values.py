@@ -13,7 +13,6 @@ from ddbench.records import NotMeasured, Pass
 
 Unit = Literal["tok/s", "ms", "tokens", "nodes", "requests", "share", "x", "bytes"]
 Counted = Literal["prompts", "rounds", "processes"]
-MILLISECOND = 1e6  # ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -33,10 +33,12 @@ def device_lock(device: str, purpose: str, folder: Path | None = None) -> Iterat
         raise DeviceBusy(f"device '{device}': its lock file cannot be opened ({error.strerror})") from error
     try:
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        holder.write_text(json.dumps({"pid": os.getpid(), "purpose": purpose, "since": now}), encoding="utf-8")
+        with suppress(OSError):  # a note for whoever waits; the lock holds without it
+            holder.write_text(json.dumps({"pid": os.getpid(), "purpose": purpose, "since": now}), encoding="utf-8")
         yield
     finally:
-        holder.unlink(missing_ok=True)
+        with suppress(OSError):
+            holder.unlink(missing_ok=True)
         lock.release()
 
 

@@ -7,6 +7,7 @@ that it can be printed, tested and resumed without running anything.
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,15 @@ from ddbench.spec import (
 
 RecordT = TypeVar("RecordT", bound=Record)
 Device = Literal["cpu", "cuda"]
+
+MAX_CASES = 10_000  # blocks included; a plan beyond is a slip of the pen, and would take weeks
+_READ_WITH = {
+    "temperature": "sampling 'stochastic'",
+    "oracle_quality": "draft 'oracle'",
+    "block_size": "an arm that drafts",
+    "drafter": "an arm with a drafter",
+    "node_budget": "the arm 'ddtree'",
+}  # what has to be in a plan for these fields to be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +99,14 @@ def with_overrides(
 ) -> ExperimentSpec:
     """The experiment with what a command line says put in place.
 
-    An axis replaces one of the same name or is added. Arms that leave out the ablated one leave out its variants too.
+    An axis replaces one of the same name or is added; so does a fixed engine field. Arms that leave out the ablated one
+    leave out its variants too.
     """
-    kept = [axis for axis in experiment.axes if axis.name not in {new.name for new in axes}]
+    new = {axis.name for axis in axes}
+    fixed = {name for name, value in (engine or {}).items() if value is not None and name != "device"}
+    for name in sorted(new & fixed):
+        raise UserError(f"--{name} and --set {name}=... are both given: keep one of them")
+    kept = [axis for axis in experiment.axes if axis.name not in new | fixed]
     chosen = tuple(dict.fromkeys(arms)) or experiment.arms
     changes = {
         "arms": chosen,
@@ -112,10 +127,14 @@ def make_plan(experiment: ExperimentSpec, can: Capabilities) -> Plan:
     before (ABBA), so that a steady drift of the machine cancels in every pair.
     """
     _check_axes(experiment)
+    _check_size(experiment)
     unique = list(dict.fromkeys(_candidates(experiment)))
     for case in unique:
         _check_values(case, can)
-    skipped = {case: reason for case in unique if (reason := _reason_against(case, can)) is not None}
+    absent = _with_reasons(unique, lambda case: _absence(case, can))
+    misfits = _with_reasons([case for case in unique if case not in absent], lambda case: can.supports(case.engine))
+    _check_effect(experiment, unique, misfits)
+    skipped = {case: (absent | misfits)[case] for case in unique if case in absent or case in misfits}
     runnable = [case for case in unique if case not in skipped]
     blocks = (_ordered(runnable, experiment.seed, block) for block in range(experiment.num_blocks))
     return Plan(
@@ -155,19 +174,23 @@ def _case(experiment: ExperimentSpec, arm: str, point: dict[str, Any], change: d
     """One case: the experiment's specs, the axes' values, one changed field, and what the arm pins, in that order."""
     values = {**point, **(change or {})}
     engine = _changed(experiment.engine, {**_owned(EngineSpec, values), **ARMS[arm]})
-    engine, idle = _without_idle_fields(engine)
+    engine = _changed(engine, {name: EngineSpec.model_fields[name].default for name in _idle_fields(engine)})
     return Case(
         arm=arm,
         engine=engine,
         workload=_changed(experiment.workload, _owned(WorkloadSpec, values)),
         capture=_changed(experiment.capture, _owned(type(experiment.capture), values)),
-        shown=tuple(axis.name for axis in experiment.axes if _is_shown(axis, arm, idle)),
+        shown=tuple(axis.name for axis in experiment.axes if _is_shown(axis) and _is_read(axis.name, arm, engine)),
     )
 
 
-def _is_shown(axis: Axis, arm: str, idle: Collection[str]) -> bool:
-    is_owned = axis.owner != "capture" and axis.name != "concurrency"
-    return is_owned and len(axis.values) > 1 and axis.name not in ARMS[arm] and axis.name not in idle
+def _is_shown(axis: Axis) -> bool:
+    return axis.owner != "capture" and axis.name != "concurrency" and len(axis.values) > 1
+
+
+def _is_read(name: str, arm: str, engine: EngineSpec) -> bool:
+    """Whether a case of this arm and engine takes notice of the field at all."""
+    return name not in ARMS[arm] and name not in _idle_fields(engine)
 
 
 def _owned(model: type[Record], values: dict[str, Any]) -> dict[str, Any]:
@@ -183,8 +206,8 @@ def _changed(record: RecordT, changes: Mapping[str, Any]) -> RecordT:
         raise UserError(first_message(error)) from error
 
 
-def _without_idle_fields(engine: EngineSpec) -> tuple[EngineSpec, frozenset[str]]:
-    """Fields that this combination never reads go back to their defaults, so that they do not multiply a case."""
+def _idle_fields(engine: EngineSpec) -> set[str]:
+    """Fields that this combination never reads: they stay at their defaults, so that they do not multiply a case."""
     idle: set[str] = set()
     if engine.sampling == "greedy":
         idle.add("temperature")
@@ -194,8 +217,7 @@ def _without_idle_fields(engine: EngineSpec) -> tuple[EngineSpec, frozenset[str]
         idle.update(("block_size", "drafter"))
     if engine.draft == "prompt_lookup":
         idle.add("drafter")
-    defaults = {name: EngineSpec.model_fields[name].default for name in idle}
-    return _changed(engine, defaults), frozenset(idle)
+    return idle
 
 
 # --------------------------------------------------------------------------------------------------------- checks
@@ -217,6 +239,32 @@ def _check_axes(experiment: ExperimentSpec) -> None:
             )
 
 
+def _check_size(experiment: ExperimentSpec) -> None:
+    points = math.prod(len(axis.values) for axis in experiment.axes)
+    variants = len(experiment.arms) + sum(len(axis.values) for axis in experiment.ablate)
+    if points * variants * experiment.num_blocks > MAX_CASES:
+        raise UserError(
+            f"the plan has {points} points x {variants} arms and variants x {experiment.num_blocks} blocks, at most "
+            f"{MAX_CASES} cases are possible: give the axes fewer values"
+        )
+
+
+def _check_effect(experiment: ExperimentSpec, cases: Sequence[Case], misfits: Mapping[Case, str]) -> None:
+    """Whatever was asked for must show in a case: a value that none reads, or that fits none, is a wrong request."""
+    for axis in experiment.axes:
+        if not any(_is_read(axis.name, case.arm, case.engine) for case in cases):
+            needs = f"; it takes {_READ_WITH[axis.name]}" if axis.name in _READ_WITH else ""
+            raise UserError(f"axis '{axis.name}' has no effect: no case of the plan reads it{needs}")
+    asked = [(axis.name, value) for axis in (*experiment.axes, *experiment.ablate) for value in axis.values]
+    asked.append(("block_size", experiment.engine.block_size))
+    for name, value in asked:
+        readers = [case for case in cases if case.field(name) == value and _is_read(name, case.arm, case.engine)]
+        if name == "block_size":  # prompt lookup takes any block, but it is the drafter that is asked about
+            readers = [case for case in readers if case.engine.materialize != UNUSED]
+        if value is not None and readers and all(case in misfits for case in readers):
+            raise UserError(misfits[readers[0]])
+
+
 def _check_values(case: Case, can: Capabilities) -> None:
     """Names that exist nowhere are an error of the request; names that are known to be absent are skipped later."""
     can.check_target(case.engine.target)
@@ -227,12 +275,17 @@ def _check_values(case: Case, can: Capabilities) -> None:
             raise UnsupportedVariant(f"{field}: unknown variant '{name}': {did_you_mean(name, known)}")
 
 
-def _reason_against(case: Case, can: Capabilities) -> str | None:
+def _with_reasons(cases: Sequence[Case], reason_against: Callable[[Case], str | None]) -> dict[Case, str]:
+    return {case: reason for case in cases if (reason := reason_against(case)) is not None}
+
+
+def _absence(case: Case, can: Capabilities) -> str | None:
+    """Why a part of the case is not in this version."""
     for field in PART_FIELDS:
         name = getattr(case.engine, field)
         if name in can.absent.get(field, {}):
             return f"{field}={name}: {can.absent[field][name]}"
-    return can.supports(case.engine)
+    return None
 
 
 # ---------------------------------------------------------------------------------------------------------- order

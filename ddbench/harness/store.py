@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args, get_origin
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ddbench.errors import SchemaError, UserError
+from ddbench.errors import SchemaError, UserError, did_you_mean
 from ddbench.records import (
     CaseResult,
     Environment,
@@ -45,6 +45,7 @@ TABLES: dict[str, type[Record]] = {
     "stages": StageSample,
 }
 _TEMPORARY = ".partial-"
+_AGAIN = "`ddbench sweep --resume RUN` measures it again"
 _ARROW_TYPES = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
 
 
@@ -84,9 +85,22 @@ class RunFolder:
         """Results of the finished cases, in execution order."""
         return (self.result(case_id) for case_id in self.done)
 
+    def damaged(self) -> dict[str, str]:
+        """Cases that have a folder which cannot be read as a whole, and what is wrong with it."""
+        faults = {}
+        for case_id in self.done:
+            try:
+                if isinstance(self.result(case_id), OkResult):
+                    for name in TABLES:
+                        self.table(case_id, name)
+            except SchemaError as error:
+                faults[case_id] = str(error)
+        return faults
+
     def missing(self) -> tuple[str, ...]:
-        """Cases that a resumed run has to execute: those without a result and those whose process failed."""
-        done = {case_id for case_id in self.done if not isinstance(self.result(case_id), FailedResult)}
+        """Cases that a resumed run has to execute: without a result, damaged, or failed in their process."""
+        readable = [case_id for case_id in self.done if case_id not in self.damaged()]
+        done = {case_id for case_id in readable if not isinstance(self.result(case_id), FailedResult)}
         return tuple(case_id for case_id in self.manifest.case_ids if case_id not in done)
 
     def table(self, case_id: str, name: str) -> pa.Table:
@@ -98,7 +112,7 @@ class RunFolder:
         """A temporary folder to write a case into; `keep` moves it to its place. Removed if it is still there."""
         folder = self.path / "cases" / f"{_TEMPORARY}{case_id}-{os.getpid()}"
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        folder.mkdir(parents=True)
         try:
             yield folder
         finally:
@@ -134,12 +148,30 @@ def create_run(out: Path, manifest: Manifest) -> RunFolder:
     return RunFolder(path, manifest)
 
 
+def check_run_folder(path: Path) -> None:
+    """Refuse a folder that is none of ours, and name one that may be meant."""
+    if (path / "manifest.json").is_file():
+        return
+    inside = sorted(file.parent for file in path.glob("*/manifest.json"))
+    if inside:
+        raise SchemaError(f"{path}: not a run folder but one of runs: give one of them, the last is {inside[-1]}")
+    beside = sorted(file.parent.name for file in path.parent.glob("*/manifest.json"))
+    hint = f"in {path.parent}: {did_you_mean(path.name, beside)}" if beside else "give a folder below runs/"
+    fault = "not a run folder (no manifest.json there)" if path.exists() else "there is no such run folder"
+    raise SchemaError(f"{path}: {fault}: {hint}")
+
+
 def open_run(path: Path) -> RunFolder:
     """A run folder to read."""
+    check_run_folder(path)
     file = path / "manifest.json"
-    if not file.is_file():
-        raise SchemaError(f"{path}: not a run folder (no manifest.json there): give a folder below runs/")
     manifest = from_json(Manifest, _read_text(file), str(file))
+    expected = Manifest.model_fields["schema_version"].default
+    if manifest.schema_version != expected:
+        raise SchemaError(
+            f"{file}: schema version {manifest.schema_version}, this ddbench reads {expected}: "
+            f"use ddbench {manifest.ddbench_version}, or start a new run"
+        )
     if manifest.cases and len(manifest.cases) != len(manifest.case_ids):
         raise SchemaError(f"{file}: {len(manifest.case_ids)} case ids for {len(manifest.cases)} cases: damaged")
     return RunFolder(path, manifest)
@@ -181,7 +213,7 @@ def read_result(folder: Path, case_id: str) -> CaseResult:
     if isinstance(result, OkResult):
         for name in TABLES:
             if not (folder / f"{name}.parquet").is_file():
-                raise SchemaError(f"{folder / f'{name}.parquet'}: missing although the case is ok: run the case again")
+                raise SchemaError(f"{folder / f'{name}.parquet'}: missing although its case is ok: {_AGAIN}")
     return result
 
 
@@ -212,11 +244,11 @@ def write_table(path: Path, record: type[Record], rows: Sequence[Record]) -> Non
 def read_table(path: Path, schema: pa.Schema) -> pa.Table:
     """A table with exactly `schema`; an absent, damaged or differently shaped file is a SchemaError naming it."""
     if not path.is_file():
-        raise SchemaError(f"{path}: missing: run the case again")
+        raise SchemaError(f"{path}: missing: {_AGAIN}")
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:
-        raise SchemaError(f"{path}: damaged: {_first_line(error)}") from error
+        raise SchemaError(f"{path}: damaged: {_first_line(error)}; {_AGAIN}") from error
     lost = [name for name in schema.names if name not in table.column_names]
     if lost:
         raise SchemaError(f"{path}: column '{lost[0]}' is missing: written by another version")

@@ -15,6 +15,7 @@ import psutil
 import torch
 
 from ddbench.engine.stages import ROUND_STAGES
+from ddbench.engine.types import CaseFacts
 from ddbench.errors import DdbenchError
 from ddbench.harness.costs import stage_costs
 from ddbench.harness.observe import PassRows, count, typical_round
@@ -41,15 +42,18 @@ class Observed:
 
 def model_card(spec: EngineSpec, models: Models) -> ModelCard:
     """Which weights ran, and what an acceptance length of theirs is worth."""
-    facts = models.facts
+    facts, has_drafter = models.facts, spec.draft in DRAFTER_DRAFTS
+    shape = models.drafter.shape
     return ModelCard(
         target=facts.target,
         target_digest=facts.target_digest,
-        drafter=facts.drafter,
-        drafter_digest=facts.drafter_digest,
+        drafter=facts.drafter if has_drafter else UNUSED,
+        drafter_digest=facts.drafter_digest if has_drafter else UNUSED,
+        block_size=None if spec.draft == UNUSED else CaseFacts(spec, models.target.shape, shape).block_size,
+        trained_block_size=shape.block_size if has_drafter else None,
         acceptance=_acceptance_kind(spec, facts.has_trained_weights),
         num_target_parameters=facts.num_target_parameters,
-        num_drafter_parameters=facts.num_drafter_parameters,
+        num_drafter_parameters=facts.num_drafter_parameters if has_drafter else 0,
     )
 
 

@@ -7,32 +7,25 @@ sweep loses at most the case that was running.
 from __future__ import annotations
 
 import hashlib
-import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
 import ddbench
-from ddbench.errors import DdbenchError, SchemaError, UserError, did_you_mean
+from ddbench.errors import DdbenchError, SchemaError, UserError, did_you_mean, shown
 from ddbench.harness.environment import environment_of
+from ddbench.harness.interrupt import resumable
 from ddbench.harness.lock import device_lock
-from ddbench.harness.plan import Plan, case_key, reference_key
-from ddbench.harness.progress import SweepDisplay
+from ddbench.harness.plan import Plan, case_key, default_device, reference_key
+from ddbench.harness.progress import SweepDisplay, escaped
 from ddbench.harness.run import WORKER, Job, run_case
 from ddbench.harness.store import RunFolder, case_id, create_run, open_run, run_id
 from ddbench.records import CaseResult, Environment, Manifest, OkResult
 from ddbench.spec import Case, EngineSpec, ExperimentSpec, load_experiment
-
-
-class SweepInterrupted(DdbenchError):
-    """Stopped from outside; what is finished is kept."""
-
-    exit_code = 130
 
 
 @dataclass(slots=True)
@@ -47,7 +40,11 @@ class Tally:
     @property
     def exit_code(self) -> int:
         """0: everything that could run was measured; 4: nothing was, or a case failed or was incorrect."""
-        return 0 if self.counts["ok"] and not self.counts["incorrect"] and not self.counts["failed"] else 4
+        return 0 if self.counts["ok"] and not self.num_bad else 4
+
+    @property
+    def num_bad(self) -> int:
+        return self.counts["incorrect"] + self.counts["failed"]
 
     def __str__(self) -> str:
         return (
@@ -71,9 +68,37 @@ def find_experiment(name: str) -> ExperimentSpec:
     files = experiment_files()
     if name in files:
         return load_experiment(files[name])
-    if name.endswith(".toml"):
-        return load_experiment(Path(name))
-    raise UserError(f"unknown experiment '{name}': {did_you_mean(name, files)}; or give the path of a .toml file")
+    path = Path(name)
+    if path.suffix == ".toml" and path.stem in files and not path.exists():
+        raise UserError(f"{path}: there is no such file: did you mean the experiment '{path.stem}'?")
+    if path.suffix == ".toml":
+        return load_experiment(path)
+    raise UserError(f"unknown experiment {shown(name)}: {did_you_mean(name, files)}; or give the path of a .toml file")
+
+
+# ------------------------------------------------------------------------------------------------------ whole sweeps
+
+
+def run_plan(
+    plan: Plan, out: Path, console: Console, command: Sequence[str] = WORKER, lock_folder: Path | None = None
+) -> tuple[RunFolder, Tally]:
+    """A new run, from its folder to its last case."""
+    with _held(plan.experiment, lock_folder):
+        run = new_run(plan, out)
+        return run, execute(run, console, command)
+
+
+def resume(
+    path: Path, console: Console, command: Sequence[str] = WORKER, lock_folder: Path | None = None
+) -> tuple[RunFolder, Tally]:
+    """The rest of a run. Nothing in its folder is touched before the device is ours: the run may still be going."""
+    with _held(open_run(path).manifest.experiment, lock_folder):
+        run = resumed_run(path)
+        return run, execute(run, console, command)
+
+
+def _held(experiment: ExperimentSpec, lock_folder: Path | None) -> AbstractContextManager[None]:
+    return device_lock(experiment.engine.device, f"sweep '{experiment.name}'", lock_folder)
 
 
 # ------------------------------------------------------------------------------------------------------- new, resumed
@@ -112,7 +137,7 @@ def resumed_run(path: Path) -> RunFolder:
     manifest = run.manifest
     if not manifest.cases:
         raise SchemaError(f"{path}: its manifest does not hold the cases: it cannot be resumed, start a new run")
-    now = environment_of(manifest.cases[0].engine.device)
+    now = environment_of(default_device(manifest.cases[0].engine.device))
     if now.code_digest != manifest.environment.code_digest:
         raise UserError(
             f"{path}: was made by other code (digest {manifest.environment.code_digest[:12]}, "
@@ -167,15 +192,16 @@ def _file_digest(path: Path) -> str:
 # ---------------------------------------------------------------------------------------------------------- execution
 
 
-def execute(
-    run: RunFolder, console: Console, command: Sequence[str] = WORKER, lock_folder: Path | None = None
-) -> Tally:
-    """Run every case that has no result yet; the tally counts all cases of the run."""
+def execute(run: RunFolder, console: Console, command: Sequence[str] = WORKER) -> Tally:
+    """Run every case that has no result yet; the tally counts all cases of the run. The caller holds the device."""
+    for fault in run.damaged().values():
+        console.print(f"measured again: {escaped(fault)}", highlight=False, soft_wrap=True)
     missing = run.missing()
+    if not missing:
+        console.print("nothing is left to do: every case has a result", highlight=False)
     tally, references = _what_is_done(run, missing)
-    device = run.manifest.cases[0].engine.device
     display = SweepDisplay(console, len(run.manifest.case_ids), len(missing))
-    with device_lock(device, f"sweep '{run.manifest.experiment.name}'", lock_folder), _interruptible(run), display:
+    with resumable(run), display:
         for one in missing:
             case = run.case(one)
             key = reference_key(case)
@@ -207,22 +233,3 @@ def _is_reference(result: CaseResult) -> bool:
 
 def _outputs_of(run: RunFolder, one: str) -> str:
     return str(run.case_folder(one) / "requests.parquet")
-
-
-@contextmanager
-def _interruptible(run: RunFolder) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the sweep in order: the child is stopped, the rest of the run can be resumed."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        raise SweepInterrupted(
-            f"interrupted; {len(run.done)} of {len(run.manifest.case_ids)} cases are kept. "
-            f"Go on with: ddbench sweep --resume {run.path}"
-        ) from error
-    finally:
-        signal.signal(signal.SIGTERM, before)

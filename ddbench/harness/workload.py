@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
+from types import TracebackType
 
 from pydantic import BaseModel, ValidationError
 
 from ddbench.engine.types import Request
-from ddbench.errors import CheckpointError, UserError, did_you_mean
+from ddbench.errors import CheckpointError, UserError, did_you_mean, shown
 from ddbench.models.shapes import TargetShape
 from ddbench.spec import WorkloadSpec, first_message
 
@@ -56,13 +58,17 @@ def build_workload(spec: WorkloadSpec, shape: TargetShape, folder: Path | None, 
     elif spec.prompts == "held-out":
         prompts = _held_out_prompts(spec, shape, folder)
     else:
-        raise UserError(f"prompts '{spec.prompts}': {did_you_mean(spec.prompts, SOURCES)}")
+        raise UserError(f"prompts: unknown source {shown(spec.prompts)}: {did_you_mean(spec.prompts, SOURCES)}")
     if len(prompts) < wanted:
         raise UserError(
             f"the workload needs {wanted} prompts ({spec.num_requests} measured, {num_warmup} to warm up), "
             f"the target has {len(prompts)} held-out ones of the wanted kinds: "
             "lower num_requests or num_warmup_requests"
         )
+    for prompt in prompts[:wanted]:
+        if not prompt.tokens or not 0 <= min(prompt.tokens) <= max(prompt.tokens) < shape.vocab:
+            fault = f"has tokens outside 0..{shape.vocab - 1}" if prompt.tokens else "is empty"
+            raise CheckpointError(f"prompt {shown(prompt.prompt_id)} {fault}: it does not fit target '{shape.name}'")
     stops = () if spec.ignore_stop else shape.stop_token_ids
     requests = tuple(
         Request(
@@ -79,7 +85,7 @@ def build_workload(spec: WorkloadSpec, shape: TargetShape, folder: Path | None, 
 
 
 def _random_prompts(spec: WorkloadSpec, shape: TargetShape, count: int) -> list[Prompt]:
-    rng = random.Random(f"prompts/{spec.seed}")
+    rng = random.Random(f"prompts/{spec.prompt_seed}")
     allowed = [token for token in range(shape.vocab) if token not in shape.stop_token_ids]
     low, high = RANDOM_LENGTHS
     return [
@@ -99,16 +105,21 @@ def _held_out_prompts(spec: WorkloadSpec, shape: TargetShape, folder: Path | Non
     kinds = tuple(dict.fromkeys(line.kind for line in lines))
     for kind in spec.kinds:
         if kind not in kinds:
-            raise UserError(f"kinds: no prompts of kind '{kind}': {did_you_mean(kind, kinds)}")
-    by_kind = [[line for line in lines if line.kind == kind] for kind in spec.kinds or kinds]
+            raise UserError(f"kinds: no prompts of kind {shown(kind)}: {did_you_mean(kind, kinds)}")
+    by_kind = [[line for line in lines if line.kind == kind] for kind in dict.fromkeys(spec.kinds or kinds)]
     for group in by_kind:
-        random.Random(f"prompts/{spec.seed}/{group[0].kind}").shuffle(group)
+        random.Random(f"prompts/{spec.prompt_seed}/{group[0].kind}").shuffle(group)
     mixed = [line for line in chain.from_iterable(zip_longest(*by_kind)) if line is not None]
     return _encode(mixed, folder / "tokenizer.json")
 
 
 def _read_lines(path: Path) -> Iterator[_PromptLine]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise CheckpointError(f"{path}: cannot be read ({reason}); expected one JSON object per line") from error
+    for number, line in enumerate(text.split("\n"), start=1):
         if line:
             try:
                 yield _PromptLine.model_validate_json(line)
@@ -116,11 +127,24 @@ def _read_lines(path: Path) -> Iterator[_PromptLine]:
                 raise CheckpointError(f"{path}: line {number}: {first_message(error)}") from error
 
 
+class _Damage(AbstractContextManager[None]):
+    """The tokenizers library raises a bare `Exception` for a file that it cannot use; nothing else is caught."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        if kind is Exception:
+            raise CheckpointError(f"{self._path}: damaged: {value}") from value
+
+
 def _encode(lines: Sequence[_PromptLine], path: Path) -> list[Prompt]:
     from tokenizers import Tokenizer
 
     if not path.is_file():
         raise CheckpointError(f"{path}: missing; the text prompts beside it cannot be read without it")
-    tokenizer = Tokenizer.from_file(str(path))
+    with _Damage(path):
+        tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.encode_special_tokens = True  # a special token spelled out in a prompt is plain text
     encoded = tokenizer.encode_batch([line.text for line in lines])
     return [Prompt(line.id, line.kind, tuple(encoding.ids)) for line, encoding in zip(lines, encoded, strict=True)]

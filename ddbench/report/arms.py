@@ -47,12 +47,15 @@ def _arms_table(evidence: Evidence, concurrency: int) -> Table:
     metrics = cells.metrics_named(ARM_METRICS)
     candidates = [s for s in settings if evidence.may_be_best(s)]
     best = {
-        name: cells.best_of(((s.key, evidence.value(s, name)) for s in candidates), METRICS[name])
+        (run, name): cells.best_of(
+            ((s.key, evidence.value(s, name)) for s in candidates if s.run == run), METRICS[name]
+        )
+        for run in evidence.runs
         for name in MARKED_METRICS
     }
     rows = []
     for setting in settings:
-        values = [_arm_cell(evidence, setting, metric.name, best.get(metric.name)) for metric in metrics]
+        values = [_arm_cell(evidence, setting, metric.name, best.get((setting.run, metric.name))) for metric in metrics]
         tpot = evidence.value(setting, "tpot_ms")
         n = cells.count_cell(tpot.n) if isinstance(tpot, Estimate) else cells.missing_cell(setting.reason or "no TPOT")
         rows.append((label_cell(evidence, setting), *values, n))

@@ -59,7 +59,9 @@ def _sweeps(evidence: Evidence) -> tuple[Sweep, ...]:
         trees = tuple(sorted(own, key=lambda s: s.engine.node_budget))
         if len({s.engine.node_budget for s in trees}) >= FEWEST_BUDGETS:
             chain = evidence.study.counterpart(trees[0], "chain")
-            name = f"concurrency {trees[0].concurrency}" + (f" ({trees[0].run})" if evidence.frames.is_merged else "")
+            name = f"concurrency {trees[0].concurrency}" + (
+                f" ({evidence.run_names[trees[0].run]})" if evidence.frames.is_merged else ""
+            )
             found.append(Sweep(name, trees, None if isinstance(chain, NotMeasured) else chain))
     names = [sweep.name for sweep in found]
     return tuple(replace(sweep, name=_full_name(sweep)) if names.count(sweep.name) > 1 else sweep for sweep in found)

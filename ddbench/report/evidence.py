@@ -28,7 +28,12 @@ class Warned:
     text: str
     is_worst: bool  # the text has the highest of several figures
     cases: tuple[tuple[str, str], ...]
-    is_common: bool  # at least half of all cases gave it
+    num_cases: int  # of the run
+
+    @property
+    def is_common(self) -> bool:
+        """At least half of the run's cases gave it."""
+        return 2 * len(self.cases) >= self.num_cases
 
 
 @dataclass(frozen=True)
@@ -49,13 +54,26 @@ class Evidence:
 
     def name(self, setting: Setting) -> str:
         """The setting's label within one concurrency; with its run where there are several."""
-        return f"{setting.label} ({setting.run})" if self.frames.is_merged else setting.label
+        return f"{setting.label} ({self.run_names[setting.run]})" if self.frames.is_merged else setting.label
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        return tuple(manifest.run_id for manifest in self.frames.manifests)
+
+    @cached_property
+    def run_names(self) -> Mapping[str, str]:
+        """Run id -> the letter that it goes by in this report, where there are several."""
+        return {run: chr(ord("A") + place) if place < 26 else str(place + 1) for place, run in enumerate(self.runs)}
+
+    def of_run(self, run: str) -> str:
+        """What a sentence about one of several runs begins with."""
+        return f"Run {self.run_names[run]}: " if self.frames.is_merged else ""
 
     @cached_property
     def case_labels(self) -> Mapping[tuple[str, str], str]:
         """(run, case) -> its label, with the interleaved repeat and the run where there are several."""
         cases = self.frames.cases
-        suffix = cases["run"].map(lambda run: f" ({run})") if self.frames.is_merged else ""
+        suffix = cases["run"].map(lambda run: f" ({self.run_names[run]})") if self.frames.is_merged else ""
         block = cases["block"].map(lambda block: f" #{block}") if cases["block"].nunique() > 1 else ""
         return dict(zip(zip(cases["run"], cases["case_id"], strict=True), cases["label"] + block + suffix, strict=True))
 
@@ -80,22 +98,23 @@ class Evidence:
 
     @cached_property
     def warnings(self) -> Sequence[Warned]:
-        """What the cases warned about; texts that differ in numbers only are one, told by its highest numbers."""
-        groups: dict[str, dict[tuple[str, str], str]] = {}
+        """What the cases of each run warned about; texts that differ in numbers only are one, told by the highest."""
+        groups: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
         for key, result in self.frames.results.items():
             for text in result.warnings:
-                groups.setdefault(_NUMBER.sub("0", text), {})[key] = text
+                groups.setdefault((key[0], _NUMBER.sub("0", text)), {})[key] = text
         found = []
-        for texts in groups.values():
+        for (run, _), texts in groups.items():
             text = max(texts.values(), key=lambda text: [float(number) for number in _NUMBER.findall(text)])
-            is_common = 2 * len(texts) >= len(self.frames.results)
-            found.append(Warned(text[:1].upper() + text[1:], len(set(texts.values())) > 1, tuple(texts), is_common))
+            num_cases = sum(key[0] == run for key in self.frames.results)
+            text = self.of_run(run) + text[:1].upper() + text[1:]
+            found.append(Warned(text, len(set(texts.values())) > 1, tuple(texts), num_cases))
         return tuple(found)
 
-    @cached_property
-    def is_busy(self) -> bool:
+    def is_busy(self, run: str) -> bool:
         """Other processes took much of the machine around the clean pass of at least half of the measured cases."""
-        shares = [_highest_load(result) for result in self.frames.results.values() if isinstance(result, OkResult)]
+        results = [result for key, result in self.frames.results.items() if key[0] == run]
+        shares = [_highest_load(result) for result in results if isinstance(result, OkResult)]
         return bool(shares) and 2 * sum(share > BUSY_HOST for share in shares) >= len(shares)
 
     def own_warnings(self, setting: Setting) -> tuple[str, ...]:

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddbench import units
-from ddbench.analysis.contests import standing
-from ddbench.analysis.metrics import METRICS
 from ddbench.analysis.settings import Setting
 from ddbench.analysis.stats import FEWEST_UNITS
-from ddbench.analysis.values import Estimate
-from ddbench.report import cells
-from ddbench.report.document import Fact, Section, Tone
+from ddbench.records import OkResult
+from ddbench.report.cards import cards, few
+from ddbench.report.document import Section
 from ddbench.report.evidence import Evidence
-from ddbench.report.provenance import common_warnings, threads_of
-from ddbench.report.verdicts import best_drafter, verdicts
+from ddbench.report.provenance import common_warnings, is_cut_block, threads_of
+from ddbench.report.verdicts import verdicts
 
 ACCEPTANCE_LABELS: dict[str, str] = {
     "measured": "Acceptance is measured on the trained pair {target}: real for this pair only, not for other models.",
@@ -33,12 +30,6 @@ BUSY = (
     "Other processes kept the CPUs busy around most of what was measured: differences of times may be their doing, and "
     "the intervals do not cover that."
 )
-STANDINGS: dict[str, str] = {
-    "ahead": "faster than ar",
-    "even": "not separated from ar",
-    "behind": "slower than ar, which nothing here beats",
-    "unknown": "without an interval",
-}
 
 
 def headline(evidence: Evidence) -> Section:
@@ -46,10 +37,14 @@ def headline(evidence: Evidence) -> Section:
     notes = tuple(_caveats(evidence))
     if not evidence.has_measurements:
         return Section("headline", "Headline", (_what_was_run(evidence), "Nothing was measured."), notes=notes)
-    facts = tuple(fact for c in evidence.study.concurrencies for fact in _best_at(evidence, c))
-    doubt = (BUSY,) if evidence.is_busy else ()
-    intro = (_what_was_run(evidence), *doubt, *verdicts(evidence))
-    return Section("headline", "Headline", intro, facts, notes=notes)
+    intro = (_what_was_run(evidence), *_doubts(evidence), *verdicts(evidence))
+    return Section("headline", "Headline", intro, tuple(cards(evidence)), notes=notes)
+
+
+def _doubts(evidence: Evidence) -> Iterator[str]:
+    for run in evidence.runs:
+        if evidence.is_busy(run):
+            yield evidence.of_run(run) + BUSY
 
 
 def _what_was_run(evidence: Evidence) -> str:
@@ -95,93 +90,63 @@ def _acceptance(evidence: Evidence) -> Iterator[str]:
         yield ACCEPTANCE_LABELS[label].format(target=target)
 
 
-def _best_at(evidence: Evidence, concurrency: int) -> Iterator[Fact]:
-    """The arm with the highest speedup over ar, or with the lowest time per token where there is no ar."""
-    speedups = {}
-    for setting in evidence.arms_at(concurrency):
-        value = evidence.value(setting, "speedup_vs_ar")
-        if evidence.may_be_best(setting) and isinstance(value, Estimate):
-            speedups[setting.key] = (setting, value)
-    if not speedups:
-        yield _fastest_at(evidence, concurrency)
-        return
-    setting, best = max(speedups.values(), key=lambda pair: pair[1].value)
-    place = standing(best)
-    details = [f"{STANDINGS[place]}: {cells.interval(best)}, n={best.n} prompts"]
-    chain = evidence.value(setting, "speedup_vs_chain")
-    if isinstance(chain, Estimate):
-        details.append(f"{cells.number(chain.value, 'x')} vs chain {cells.interval(chain)}")
-    details += _runners_up(evidence, concurrency, setting, speedups)
-    tone: Tone = {"ahead": "plain" if evidence.is_busy else "good", "behind": "warn"}.get(place, "plain")  # type: ignore[assignment]
-    label = f"Best vs ar at concurrency {concurrency}"
-    yield Fact(label, cells.number(best.value, "x"), evidence.name(setting), tuple(details), tone)
-
-
-def _runners_up(
-    evidence: Evidence, concurrency: int, best: Setting, speedups: dict[str, tuple[Setting, Estimate]]
-) -> Iterator[str]:
-    """The best arm with a drafter, where the best has none; and what cannot be told from the best."""
-    own = speedups[best.key][1]
-    drafter = None if best.has_drafter else best_drafter(evidence, concurrency)
-    if drafter is not None and drafter.key in speedups:
-        value = speedups[drafter.key][1]
-        yield f"with a drafter: {evidence.name(drafter)} {cells.number(value.value, 'x')} {cells.interval(value)}"
-    close = [evidence.name(s) for s, value in speedups.values() if s is not best and _overlap(own, value)]
-    if close:
-        yield f"intervals overlap with {_few(close)}"
-
-
-def _fastest_at(evidence: Evidence, concurrency: int) -> Fact:
-    """The lowest time per token, or the only one."""
-    settings = evidence.arms_at(concurrency)
-    usable = [s for s in settings if evidence.may_be_best(s)]
-    metric = METRICS["tpot_ms"]
-    key = cells.best_of(((s.key, evidence.value(s, metric.name)) for s in usable), metric, fewest=1)
-    if key is None:
-        looping = [s for s in settings if s.is_ok and evidence.is_degenerate(s)]
-        why = "the outputs of every measured arm loop" if looping else "nothing was measured"
-        return Fact(f"Concurrency {concurrency}", "no best arm", why, tone="quiet")
-    setting = next(s for s in usable if s.key == key)
-    value = evidence.value(setting, metric.name)
-    assert isinstance(value, Estimate), "the best of measured values is one"
-    is_alone = len(usable) == 1
-    why = "there is nothing to compare it with" if is_alone else "there is no ar arm to compare with"
-    label = f"{'TPOT' if is_alone else 'Lowest TPOT'} at concurrency {concurrency}"
-    details = (f"{cells.interval(value)}, n={value.n} prompts", why)
-    return Fact(label, cells.with_unit(value.value, metric.unit), evidence.name(setting), details)
-
-
-def _overlap(one: Estimate, other: Estimate) -> bool:
-    if one.low is None or one.high is None or other.low is None or other.high is None:
-        return True
-    return one.low <= other.high and other.low <= one.high
-
-
-def _few(names: list[str]) -> str:
-    shown = [units.shortened(name) for name in names[:3]]
-    return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
 def _caveats(evidence: Evidence) -> Iterator[str]:
-    """What a reader must know before using a number of this page."""
+    """What a reader must know before using a number of this page; what speaks against them comes first."""
+    wrong = [row for row in evidence.identities if not row.is_ok]
+    if wrong:
+        labels = few(list(dict.fromkeys(row.label for row in wrong)))
+        yield f"{len(wrong)} book-keeping checks fail ({labels}): numbers of these cases are not to be believed."
+    if evidence.frames.is_merged:
+        yield _side_by_side(evidence)
     yield from common_warnings(evidence)
     yield from _acceptance(evidence)
     if evidence.has_measurements:
         yield _coverage(evidence)
-    wrong = [row for row in evidence.identities if not row.is_ok]
-    if wrong:
-        labels = _few(list(dict.fromkeys(row.label for row in wrong)))
-        yield f"{len(wrong)} book-keeping checks fail ({labels}): numbers of these cases are not to be believed."
-    elif evidence.identities:
+    if evidence.identities and not wrong:
         yield f"All {len(evidence.identities)} book-keeping checks hold."
     for outcome, rows in evidence.frames.failures.groupby("outcome", sort=True):
-        labels = _few([str(label) for label in rows["label"]])
+        labels = few([str(label) for label in rows["label"]])
         yield f"{len(rows)} {'case' if len(rows) == 1 else 'cases'} {str(outcome).replace('_', ' ')}: {labels}."
     looping = [evidence.name(s) for s in evidence.study.settings if s.is_ok and evidence.is_degenerate(s)]
     if looping:
-        names = _few(list(dict.fromkeys(looping)))
+        names = few(list(dict.fromkeys(looping)))
         yield f"Outputs loop in at least half of the requests of {names}: never named best here."
     yield from _workload_labels(evidence)
+    yield from _cut_blocks(evidence)
+
+
+def _cut_blocks(evidence: Evidence) -> Iterator[str]:
+    """Drafters that ran with a smaller block than they were trained for."""
+    cut: dict[tuple[int | None, int | None], list[str]] = {}
+    for setting in evidence.study.settings:
+        for card in {result.models.block_size: result.models for result in setting.results}.values():
+            if is_cut_block(card):
+                cut.setdefault((card.block_size, card.trained_block_size), []).append(evidence.name(setting))
+    for (block_size, trained), names in cut.items():
+        yield (
+            f"{few(list(dict.fromkeys(names)))} drafted blocks of {block_size}, the drafter was trained for {trained}: "
+            "a shorter block costs acceptance."
+        )
+
+
+def _side_by_side(evidence: Evidence) -> str:
+    """In what the runs differ, so that a difference of numbers is not read as one of the engine."""
+    results = evidence.frames.results.items()
+    ok = [(key[0], result) for key, result in results if isinstance(result, OkResult)]
+    facts: dict[str, list[object]] = {
+        "machine or libraries": [manifest.environment.fingerprint() for manifest in evidence.frames.manifests],
+        "code": [manifest.environment.code_digest for manifest in evidence.frames.manifests],
+        "weights": [
+            {(r.models.target_digest, r.models.drafter_digest) for own, r in ok if own == run} for run in evidence.runs
+        ],
+        "workload": [
+            {r.case.workload.model_copy(update={"concurrency": 1}).digest() for own, r in ok if own == run}
+            for run in evidence.runs
+        ],
+    }
+    unlike = [name for name, values in facts.items() if any(value != values[0] for value in values)]
+    text = "The runs stand side by side; every speedup is within its own run"
+    return f"{text}. They differ in {', '.join(unlike)}." if unlike else f"{text}."
 
 
 def _coverage(evidence: Evidence) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ddbench import units
 from ddbench.analysis.metrics import METRICS
+from ddbench.analysis.settings import uses_drafter
 from ddbench.analysis.tables import TABLES
 from ddbench.records import Environment, LoadSample, Manifest, ModelCard, NotMeasured, OkResult
 from ddbench.report import cells
@@ -17,12 +18,11 @@ MAX_NAMED = 4  # cases that a warning names
 
 def environment(evidence: Evidence) -> Section | Skipped:
     """One column per run."""
-    manifests = evidence.frames.manifests
     tables = [_machine_table(evidence)]
     models = _model_table(evidence)
     if models.rows:
         tables.append(models)
-    tables.append(_library_table(manifests))
+    tables.append(_library_table(evidence))
     loads = _load_table(evidence)
     if loads.rows:
         tables.append(loads)
@@ -33,7 +33,7 @@ def _machine_table(evidence: Evidence) -> Table:
     manifests = evidence.frames.manifests
     columns = [dict(_facts(evidence, manifest)) for manifest in manifests]
     rows = tuple((cells.text_cell(name), *(column[name] for column in columns)) for name in columns[0])
-    titles = ["Value"] if len(manifests) == 1 else [manifest.run_id for manifest in manifests]
+    titles = ["Value"] if len(manifests) == 1 else [f"Run {evidence.run_names[run]}" for run in evidence.runs]
     columns_of_text = cells.text_columns("Fact", *titles)
     return cells.with_notes(Table("Machine and code", columns_of_text, rows, is_pairs=len(manifests) == 1))
 
@@ -85,40 +85,69 @@ def _bytes_or_missing(value: int | NotMeasured) -> Cell:
 
 
 def _model_table(evidence: Evidence) -> Table:
-    found: dict[tuple[str, str, str], ModelCard] = {}
-    for result in evidence.frames.results.values():
+    """Targets with the drafters that drafted for them; an arm without a drafter adds nothing to its target's row."""
+    found: dict[tuple[str, str, str], tuple[ModelCard, bool]] = {}
+    for (run, _), result in evidence.frames.results.items():
         if isinstance(result, OkResult):
-            card = result.models
-            found.setdefault((card.target_digest, card.drafter_digest, card.acceptance), card)
-    rows = tuple(
-        (
-            cells.text_cell(card.target, tip=card.target_digest),
-            Cell(units.rate(card.num_target_parameters, ""), sort=card.num_target_parameters),
-            cells.text_cell(card.drafter, tip=card.drafter_digest),
-            Cell(units.rate(card.num_drafter_parameters, ""), sort=card.num_drafter_parameters),
-            cells.text_cell(card.acceptance.replace("_", " ")),
-            cells.text_cell(f"{card.target_digest[:12]} / {card.drafter_digest[:12]}"),
-        )
-        for card in found.values()
-    )
+            card, has_drafter = result.models, uses_drafter(result.case.engine)
+            drafter = f"{card.drafter_digest} {card.block_size} {card.acceptance}" if has_drafter else ""
+            key = (run, card.target_digest, drafter)
+            found.setdefault(key, (card, has_drafter))
+    drafted = {key[:2] for key, (_, has_drafter) in found.items() if has_drafter}
+    rows = []
+    for (run, target, _), (card, has_drafter) in found.items():
+        if has_drafter or (run, target) not in drafted:
+            place = (cells.text_cell(evidence.run_names[run]),) if evidence.frames.is_merged else ()
+            rows.append((*place, *_model_cells(card, has_drafter)))
     columns = (
+        *(cells.text_columns("Run") if evidence.frames.is_merged else ()),
         Column("Target", is_number=False),
         Column("Parameters"),
+        Column("Digest", is_number=False),
         Column("Drafter", is_number=False),
         Column("Parameters"),
+        Column("Digest", is_number=False),
+        Column("Block", tip="positions of a draft block as it ran, the anchor included"),
         Column("Acceptance", is_number=False),
-        Column("Digests", is_number=False),
     )
-    return Table("Weights", columns, rows)
+    return cells.with_notes(Table("Weights", columns, tuple(rows)))
 
 
-def _library_table(manifests: tuple[Manifest, ...]) -> Table:
+def _model_cells(card: ModelCard, has_drafter: bool) -> Iterator[Cell]:
+    yield cells.text_cell(card.target)
+    yield Cell(units.rate(card.num_target_parameters, ""), sort=card.num_target_parameters)
+    yield cells.text_cell(card.target_digest[:12])
+    if not has_drafter:
+        yield from (cells.missing_cell("no arm with a drafter was measured"),) * 5
+        return
+    yield cells.text_cell(card.drafter)
+    yield Cell(units.rate(card.num_drafter_parameters, ""), sort=card.num_drafter_parameters)
+    yield cells.text_cell(card.drafter_digest[:12])
+    yield _block_cell(card)
+    yield cells.text_cell(card.acceptance.replace("_", " "))
+
+
+def _block_cell(card: ModelCard) -> Cell:
+    if card.block_size is None:
+        return cells.missing_cell("nothing was drafted")
+    if not is_cut_block(card):
+        return cells.count_cell(card.block_size)
+    return Cell(str(card.block_size), f"trained: {card.trained_block_size}", sort=card.block_size, tone="warn")
+
+
+def is_cut_block(card: ModelCard) -> bool:
+    """The drafter ran with a smaller block than it was trained for."""
+    return None not in (card.block_size, card.trained_block_size) and card.block_size != card.trained_block_size
+
+
+def _library_table(evidence: Evidence) -> Table:
+    manifests = evidence.frames.manifests
     names = sorted({name for manifest in manifests for name in manifest.environment.libraries})
     rows = tuple(
         (cells.text_cell(name), *(cells.text_cell(m.environment.libraries.get(name, "absent")) for m in manifests))
         for name in names
     )
-    titles = ["Version"] if len(manifests) == 1 else [manifest.run_id for manifest in manifests]
+    titles = ["Version"] if len(manifests) == 1 else [f"Run {evidence.run_names[run]}" for run in evidence.runs]
     columns = cells.text_columns("Library", *titles)
     return Table("Libraries", columns, rows, is_folded=True, is_pairs=len(manifests) == 1)
 
@@ -162,18 +191,18 @@ def _warnings(evidence: Evidence) -> Iterator[str]:
         if not warned.is_common:
             names = [evidence.case_labels[key] for key in warned.cases[:MAX_NAMED]]
             more = f" and {len(warned.cases) - MAX_NAMED} more" if len(warned.cases) > MAX_NAMED else ""
-            yield f"{warned.text} ({_out_of(evidence, warned)}: {', '.join(names)}{more})."
+            yield f"{warned.text} ({_out_of(warned)}: {', '.join(names)}{more})."
 
 
 def common_warnings(evidence: Evidence) -> Iterator[str]:
     """Those that concern most cases."""
     for warned in evidence.warnings:
         if warned.is_common:
-            yield f"{warned.text} ({_out_of(evidence, warned)})."
+            yield f"{warned.text} ({_out_of(warned)})."
 
 
-def _out_of(evidence: Evidence, warned: Warned) -> str:
-    worst, count, total = "worst of " if warned.is_worst else "", len(warned.cases), len(evidence.frames.results)
+def _out_of(warned: Warned) -> str:
+    worst, count, total = "worst of " if warned.is_worst else "", len(warned.cases), warned.num_cases
     return f"{worst}all {total} cases" if count == total else f"{worst}{count} in {total} cases"
 
 

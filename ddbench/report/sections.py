@@ -37,7 +37,9 @@ def make_report(evidence: Evidence) -> Report:
     names = dict.fromkeys(manifest.experiment.name for manifest in manifests)
     questions = dict.fromkeys(manifest.experiment.question for manifest in manifests)
     origins = [
-        f"{manifest.run_id} (ddbench {manifest.ddbench_version}, {manifest.created_at})" for manifest in manifests
+        evidence.of_run(manifest.run_id)
+        + f"{manifest.run_id} (ddbench {manifest.ddbench_version}, {manifest.created_at})"
+        for manifest in manifests
     ]
     return Report(
         title=", ".join(names),

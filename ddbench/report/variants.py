@@ -40,7 +40,9 @@ def variants(evidence: Evidence) -> Section | Skipped:
 
 def _variant_row(evidence: Evidence, variant: Variant) -> tuple[Cell, ...]:
     setting, base = variant.setting, variant.base
-    name = f"{variant.axis}={variant.value}" + (f" ({setting.run})" if evidence.frames.is_merged else "")
+    name = f"{variant.axis}={variant.value}" + (
+        f" ({evidence.run_names[setting.run]})" if evidence.frames.is_merged else ""
+    )
     found = base if isinstance(base, NotMeasured) else versus(setting, base)
     if isinstance(found, NotMeasured):
         compared: tuple[Cell, ...] = (cells.missing_cell(found.not_measured),) * 3

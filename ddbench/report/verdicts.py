@@ -13,12 +13,13 @@ from ddbench import units
 from ddbench.analysis.contests import Contest, Standing, added_time, standing
 from ddbench.analysis.metrics import METRICS
 from ddbench.analysis.settings import Setting
-from ddbench.analysis.values import Estimate
+from ddbench.analysis.values import Estimate, Value
 from ddbench.records import NotMeasured
 from ddbench.report import cells
 from ddbench.report.evidence import Evidence
 
 CONTROL_ARMS: tuple[str, ...] = ("chain_via_tree",)  # prices the tree's machinery; nobody would deploy it
+MAX_TOLD_APART = 3  # concurrencies of one verdict with brackets of their own; a range over more
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,13 @@ class Bout:
 
 def verdicts(evidence: Evidence) -> Iterator[str]:
     """One sentence each, per run where there are several; nothing about what the run does not hold."""
-    for manifest in evidence.frames.manifests:
-        prefix = f"{manifest.run_id}: " if evidence.frames.is_merged else ""
-        for sentence in (_drafter(evidence, manifest.run_id), _tree(evidence, manifest.run_id)):
+    for run in evidence.runs:
+        for sentence in (_drafter(evidence, run), _tree(evidence, run)):
             if sentence:
-                yield prefix + sentence
+                yield evidence.of_run(run) + sentence
 
 
-def best_drafter(evidence: Evidence, concurrency: int, run: str | None = None) -> Setting | None:
+def best_drafter(evidence: Evidence, concurrency: int, run: str) -> Setting | None:
     """The arm with a drafter that has the lowest TPOT, trusted ones only."""
     return _best(evidence, concurrency, run, _has_drafter, "tpot_ms")
 
@@ -61,14 +61,14 @@ def _drafter(evidence: Evidence, run: str) -> str:
             "behind": "is slower",
             "unknown": "has no interval",
         },
-        lambda bout: f"{units.shortened(bout.contest.setting.label)} {_ratio(bout.contest.speedup)}",
+        lambda some: _named(some, _range([bout.contest.speedup for bout in some])),
     )
     longest, _ = _bouts(evidence, run, "prompt_lookup", _has_drafter, "acceptance_length")
     lengths = _grouped(
         longest,
         lambda bout: standing(bout.contest.length),
         {"ahead": "higher", "even": "not separated", "behind": "lower", "unknown": "without an interval"},
-        lambda bout: f"{units.shortened(bout.contest.setting.label)} {_ratio(bout.contest.length)}",
+        lambda some: _named(some, _range([bout.contest.length for bout in some])),
     )
     text = f"Against prompt_lookup, which needs no model, the drafter {speeds}; its longest tau is {lengths}."
     lost = [bout.concurrency for bout in bouts if standing(bout.contest.speedup) != "ahead"]
@@ -94,17 +94,18 @@ def _tree(evidence: Evidence, run: str) -> str:
             "behind": "loses to the chain",
             "unknown": "has no interval against the chain",
         },
-        lambda bout: (
-            (f"{units.shortened(bout.contest.setting.label)} " if len(names) > 1 else "") + _made_of(bout.contest)
-        ),
+        lambda some: _named(some, _made_of(some)) if len(names) > 1 else _made_of(some),
     )
     return f"{subject} {groups}{_why(bouts)}."
 
 
-def _made_of(contest: Contest) -> str:
+def _made_of(bouts: Sequence[Bout]) -> str:
     """The measured speedup, then what it comes from."""
-    whole = _ratio(contest.speedup)
-    return whole if contest.net is None else f"{whole}: tau {_ratio(contest.length)}, round cost {_ratio(contest.cost)}"
+    whole = _range([bout.contest.speedup for bout in bouts])
+    if any(bout.contest.net is None for bout in bouts):
+        return whole
+    length, cost = (_range([getattr(bout.contest, name) for bout in bouts]) for name in ("length", "cost"))
+    return f"{whole}: tau {length}, round cost {cost}"
 
 
 def _why(bouts: Sequence[Bout]) -> str:
@@ -122,12 +123,11 @@ def _why(bouts: Sequence[Bout]) -> str:
 
 
 def _best(
-    evidence: Evidence, concurrency: int, run: str | None, is_meant: Callable[[Setting], bool], metric: str
+    evidence: Evidence, concurrency: int, run: str, is_meant: Callable[[Setting], bool], metric: str
 ) -> Setting | None:
     found = {}
     for setting in evidence.arms_at(concurrency):
-        is_own = run is None or setting.run == run
-        if is_own and is_meant(setting) and evidence.may_be_best(setting):
+        if setting.run == run and is_meant(setting) and evidence.may_be_best(setting):
             found[setting.key] = setting
     values = [(key, evidence.value(setting, metric)) for key, setting in found.items()]
     key = cells.best_of(values, METRICS[metric], fewest=1)
@@ -159,25 +159,36 @@ def _grouped(
     bouts: Sequence[Bout],
     standing_of: Callable[[Bout], Standing],
     words: dict[Standing, str],
-    detail: Callable[[Bout], str],
+    detail: Callable[[Sequence[Bout]], str],
 ) -> str:
-    """`is faster at concurrency 1 (1.20x) and not separated at 4 (0.98x)`; the concurrencies once where all agree."""
+    """`is faster at concurrency 1 (1.20x) and is slower at 4 (0.80x)`; one bracket for equal or for many details."""
     groups: dict[Standing, list[Bout]] = {}
     for bout in bouts:
         groups.setdefault(standing_of(bout), []).append(bout)
     texts: list[str] = []
     for key, group in groups.items():
-        details = [detail(bout) for bout in group]
-        if len(set(details)) == 1 and len(group) > 1:
-            places = f"{_listed([bout.concurrency for bout in group])} ({details[0]})"
+        details = [detail([bout]) for bout in group]
+        if len(group) > 1 and (len(set(details)) == 1 or len(group) > MAX_TOLD_APART):
+            places = f"{_listed([bout.concurrency for bout in group])} ({detail(group)})"
         else:
             places = _joined([f"{bout.concurrency} ({text})" for bout, text in zip(group, details, strict=True)])
         texts.append(f"{words[key]} at {'' if texts else 'concurrency '}{places}")
     return _joined(texts)
 
 
-def _ratio(value: object) -> str:
-    return units.ratio(value.value) if isinstance(value, Estimate) else "not measured"
+def _named(bouts: Sequence[Bout], numbers: str) -> str:
+    """The arm before its numbers, where all have the same one."""
+    names = {units.shortened(bout.contest.setting.label) for bout in bouts}
+    return f"{names.pop()} {numbers}" if len(names) == 1 else numbers
+
+
+def _range(values: Sequence[Value]) -> str:
+    """`1.20x`, or `1.10x to 1.30x` of several."""
+    known = sorted(value.value for value in values if isinstance(value, Estimate))
+    if not known:
+        return "not measured"
+    low, high = units.ratio(known[0]), units.ratio(known[-1])
+    return low if low == high else f"{low} to {high}"
 
 
 def _listed(numbers: Sequence[int]) -> str:

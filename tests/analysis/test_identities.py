@@ -66,6 +66,15 @@ CORRUPTIONS: dict[str, Corrupt] = {
 }
 
 
+def cut_blocks(frames: RunFrames) -> RunFrames:
+    """Blocks of 2: at most one drafted token, whatever the tree held."""
+    changed = {
+        key: result.model_copy(update={"models": result.models.model_copy(update={"block_size": 2})})
+        for key, result in frames.results.items()
+    }
+    return dataclasses.replace(frames, results=changed)
+
+
 def failing(frames: RunFrames) -> set[str]:
     return {row.identity for row in check_identities(frames) if not row.is_ok}
 
@@ -84,6 +93,12 @@ def test_every_identity_has_a_fault() -> None:
 @pytest.mark.parametrize("identity", CORRUPTIONS)
 def test_identity_sees_its_fault(synthetic_frames, identity: str) -> None:
     assert identity in failing(CORRUPTIONS[identity](synthetic_frames))
+
+
+def test_the_block_that_ran_limits_the_length(synthetic_frames) -> None:
+    """Not the block that was asked for: by default none is."""
+    assert all(result.case.engine.block_size is None for result in synthetic_frames.results.values())
+    assert {"length_within_horizon", "accepted_within_tree"} <= failing(cut_blocks(synthetic_frames))
 
 
 def test_a_miscounted_round_points_at_its_case_only(synthetic_frames) -> None:

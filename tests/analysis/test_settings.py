@@ -30,7 +30,9 @@ def test_interleaved_repeats_are_one_setting(tmp_path: Path) -> None:
         assert setting.requests["unit"].nunique() == 4
         output = evaluate(METRICS["output_tok_per_s"], setting, study)
         assert (output.n, output.counted) == (len(setting.steps), "rounds")
-        assert output.value == pytest.approx(1e9 * setting.passes["num_emitted"].sum() / setting.passes["wall_ns"].sum())
+        assert output.value == pytest.approx(
+            1e9 * setting.passes["num_emitted"].sum() / setting.passes["wall_ns"].sum()
+        )
         assert output.low < output.value < output.high
         assert evaluate(METRICS["tpot_ms"], setting, study).n == 4
 

@@ -117,7 +117,8 @@ def ok_result() -> Callable[[str, Case], OkResult]:
             seconds=1.0,
             parity=Parity(status="identical", num_prompts=1, num_tokens=3),
             models=ModelCard(
-                target="t", target_digest="0", drafter="d", drafter_digest="0", acceptance="random_weights",
+                target="t", target_digest="0", drafter="d", drafter_digest="0", block_size=5, trained_block_size=5,
+                acceptance="random_weights",
                 num_target_parameters=1, num_drafter_parameters=1,
             ),
             passes=(PassSummary(pass_name="clean", index=0, wall_ns=1_000_000_000, num_emitted=3, load=load),),

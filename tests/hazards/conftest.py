@@ -157,7 +157,9 @@ def draft_from_text(models: Models, anchor: int, features: torch.Tensor, block_s
     context = _norm(features.double() @ drafter.fc.weight.double().T, drafter.hidden_norm.weight, shape.norm_eps)
     positions = range(start + size)
     for number, layer in enumerate(drafter.layers):
-        weights, window = layer.attention, shape.window(number)
+        weights, is_sliding = layer.attention, bool(shape.layer_types) and "sliding" in shape.layer_types[number]
+        window = shape.sliding_window if is_sliding else None
+        is_causal = is_sliding if shape.is_causal is None else shape.is_causal  # legacy checkpoints do not say
         h = _norm(x, layer.input_norm.weight, shape.norm_eps)
         rows = torch.cat([context, h])
         q = (h @ weights.q_proj.weight.double().T).unflatten(-1, (-1, shape.head_dim))  # [P, H, hd]
@@ -165,7 +167,6 @@ def draft_from_text(models: Models, anchor: int, features: torch.Tensor, block_s
         v = (rows @ weights.v_proj.weight.double().T).unflatten(-1, (-1, shape.head_dim))
         q = _rotated(_norm(q, weights.q_norm.weight, shape.norm_eps), positions[start:], shape.rope)
         k = _rotated(_norm(k, weights.k_norm.weight, shape.norm_eps), positions, shape.rope)
-        is_causal = shape.causal_in_block(number)
         sees = torch.tensor([[_sees(start + i, p, start, window, is_causal) for p in positions] for i in range(size)])
         group = shape.num_heads // shape.num_kv_heads
         scores = torch.einsum("phd,shd->hps", q, k.repeat_interleave(group, 1)) * shape.head_dim**-0.5

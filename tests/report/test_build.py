@@ -71,8 +71,23 @@ def test_several_runs_make_one_report(run_of, tmp_path: Path) -> None:
     runs = [run_of(name, cases=cases, seed=seed) for seed, name in enumerate(("left", "right"))]
     (html,) = build_report(runs, ("html",), tmp_path / "out")
     text = html.read_text()
-    for name in ("left", "right"):
-        assert f"chain (20250101T000000Z-{name})" in text
+    for letter, name in (("A", "left"), ("B", "right")):
+        assert f"Run {letter}: 20250101T000000Z-{name} (ddbench 0.1.0" in text
+        assert f"chain ({letter})" in text
+        assert f"Best vs ar at concurrency 1, run {letter}" in text
+    assert "every speedup is within its own run." in text
+    assert "They differ" not in text
+
+
+def test_runs_that_differ_say_in_what(run_of, tmp_path: Path) -> None:
+    """Numbers of another workload or other weights beside each other are no comparison."""
+    plans = {"left": {"max_new_tokens": 12}, "right": {"max_new_tokens": 16}}
+    runs = [
+        run_of(name, cases=make_cases(arms=("ar", "chain"), concurrencies=(1,), num_requests=4, **plan))
+        for name, plan in plans.items()
+    ]
+    (html,) = build_report(runs, ("html",), tmp_path / "out")
+    assert "They differ in workload." in html.read_text()
     assert FORMATS.keys() == {"html", "md", "console"}
 
 

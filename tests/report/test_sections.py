@@ -1,20 +1,23 @@
 """Sections say what the data says: best arms, caveats, reasons, and nothing where there is nothing."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 
+from ddbench import units
 from ddbench.analysis.frames import load_run
 from ddbench.analysis.metrics import METRICS
 from ddbench.analysis.synthetic import make_cases
+from ddbench.records import OkResult, Parity
 from ddbench.report import cells, checks
 from ddbench.report.acceptance import acceptance
 from ddbench.report.arms import arms
 from ddbench.report.document import Section, Skipped, Table
 from ddbench.report.evidence import Evidence, evidence_of
-from ddbench.report.headline import ACCEPTANCE_LABELS, headline
-from ddbench.report.provenance import environment, glossary, raw_data
+from ddbench.report.headline import ACCEPTANCE_LABELS, BUSY, headline
+from ddbench.report.provenance import common_warnings, environment, glossary, raw_data
 from ddbench.report.stages import stages
 from ddbench.report.variants import variants
 
@@ -39,7 +42,7 @@ def test_headline_names_the_arm_with_the_highest_speedup(full: Evidence) -> None
         measured = {label: value.value for label, value in speedups.items() if hasattr(value, "value")}
         assert fact.subject == max(measured, key=measured.get)
         assert fact.value == f"{max(measured.values()):.2f}x"
-    assert "real for this pair only" in " ".join(section.intro)
+    assert "real for this pair only" in " ".join(section.notes)
     assert "14 of 17 planned cases were measured" in section.intro[0]
 
 
@@ -64,7 +67,7 @@ def test_looping_arms_are_never_best(run_of) -> None:
     assert headline(flagged).facts[0].subject not in ("ar", fastest)
     assert any("Outputs loop" in note and fastest in note for note in headline(flagged).notes)
     for evidence, may_be_marked in ((sound, True), (flagged, False)):
-        (table,) = arms(evidence).tables
+        table = arms(evidence).tables[0]
         strong = {row[0].text for row in table.rows for cell in row if cell.tone == "strong"}
         assert (fastest in strong) is may_be_marked
 
@@ -104,7 +107,7 @@ def test_arms_tables_hold_every_setting_and_its_fate(full: Evidence) -> None:
     section = arms(full)
     assert isinstance(section, Section)
     titles = [table.title for table in section.tables]
-    assert titles == ["Concurrency 1", "Concurrency 4", "Concurrency 8"]
+    assert titles[:3] == ["Concurrency 1", "Concurrency 4", "Concurrency 8"]
     first = section.tables[0]
     assert column(first, "Arm") == [
         "ar",
@@ -119,7 +122,7 @@ def test_arms_tables_hold_every_setting_and_its_fate(full: Evidence) -> None:
     assert column(first, "vs chain")[2] == "base"
     assert first.rows[3][0].detail == "out of memory"
     assert all(cell.text.startswith(cells.DASH) for cell in first.rows[3][1:])
-    assert {figure.title for figure in section.figures} == {"Speedup over autoregressive decoding", "Node budget"}
+    assert [figure.title for figure in section.figures] == ["Speedup over autoregressive decoding"]
 
 
 def test_variants_are_compared_with_what_they_change(full: Evidence) -> None:
@@ -137,13 +140,15 @@ def test_nothing_ablated_is_a_reason(run_of) -> None:
     assert acceptance(evidence) == Skipped("acceptance", "Acceptance", "no measured case drafts anything")
     assert checks.failures(evidence) == Skipped("failures", "Failures", "every case of the plan delivered")
     assert isinstance(checks.skipped(evidence), Skipped)
-    assert ACCEPTANCE_LABELS["none"] in headline(evidence).intro
+    assert ACCEPTANCE_LABELS["none"] in headline(evidence).notes
 
 
 def test_stage_times_and_gap_make_up_the_round(full: Evidence) -> None:
     section = stages(full)
     assert isinstance(section, Section)
-    for table in section.tables:
+    times = [table for table in section.tables if not table.is_folded]
+    assert len(times) == 3
+    for table in times:
         names = [column.title for column in table.columns]
         first, gap = names.index("Round") + 1, names.index("Host gap")
         for row in table.rows:
@@ -193,13 +198,133 @@ def test_environment_says_why_it_does_not_know(full: Evidence) -> None:
 def test_warnings_that_differ_in_numbers_only_are_told_once(full: Evidence) -> None:
     results = {
         key: result.model_copy(update={"warnings": (f"busy: {place} % of the CPUs", "random prompts")})
-        for place, (key, result) in enumerate(list(full.frames.results.items())[:3])
+        for place, (key, result) in enumerate(list(full.frames.results.items())[:3], start=8)
     }
-    warned = dataclasses.replace(full, frames=dataclasses.replace(full.frames, results=results))
-    assert environment(warned).notes == (
-        "busy: 0 % of the CPUs (and 2 more with other numbers)",
-        "random prompts (3 cases)",
+    frames = dataclasses.replace(full.frames, results=results)
+    assert common_notes(dataclasses.replace(full, frames=frames)) == [
+        "Busy: 10 % of the CPUs (worst of all 3 cases).",
+        "Random prompts (all 3 cases).",
+    ]
+
+
+def common_notes(evidence: Evidence) -> list[str]:
+    """The warnings that most cases share, as the headline tells them."""
+    return list(common_warnings(evidence))
+
+
+def test_warnings_of_few_cases_stay_with_them(full: Evidence) -> None:
+    """What most cases warned about is a matter of the headline; what one did is shown where its times are."""
+    place, (key, result) = 4, list(full.frames.results.items())[4]
+    results = {**full.frames.results, key: result.model_copy(update={"warnings": ("the fan was off",)})}
+    warned = evidence_of(dataclasses.replace(full.frames, results=results))
+    assert not any("fan" in note for note in headline(warned).notes)
+    assert environment(warned).notes == (f"The fan was off (1 in 16 cases: {full.case_labels[key]}).",)
+    flagged = [row[0] for row in arms(warned).tables[0].rows if "warned" in row[0].detail]
+    assert [cell.text for cell in flagged] == ["ddtree node_budget=8"], place
+    assert flagged[0].tip.startswith("The fan was off.")
+    assert not any("warned" in row[0].detail for table in acceptance(warned).tables for row in table.rows)
+
+
+def loaded(evidence: Evidence, share: float, count: int) -> Evidence:
+    """The same run with other processes on the machine around the passes of the first `count` cases."""
+    results = dict(evidence.frames.results)
+    ok = [(key, result) for key, result in results.items() if isinstance(result, OkResult)]
+    for key, result in ok[:count]:
+        load = result.passes[0].load.model_copy(update={"host_load_after": share})
+        passes = tuple(one.model_copy(update={"load": load}) for one in result.passes)
+        results[key] = result.model_copy(update={"passes": passes})
+    return evidence_of(dataclasses.replace(evidence.frames, results=results))
+
+
+def test_a_busy_machine_is_said_before_any_verdict(full: Evidence) -> None:
+    assert BUSY not in headline(full).intro
+    busy = loaded(full, 0.9, 14)
+    assert headline(busy).intro[1] == BUSY
+    assert all(fact.tone != "good" for fact in headline(busy).facts)
+    assert BUSY not in headline(loaded(full, 0.9, 5)).intro
+    assert BUSY not in headline(loaded(full, 0.3, 14)).intro
+
+
+def test_headline_says_what_intervals_cover(run_of) -> None:
+    """Nobody is to read the spread between processes into intervals of one process."""
+    one = evidence_of(load_run(run_of(cases=make_cases(arms=("ar", "chain"), concurrencies=(1,), **SMALL))))
+    three = evidence_of(
+        load_run(run_of("three", cases=make_cases(arms=("ar", "chain"), concurrencies=(1,), num_blocks=3, **SMALL)))
     )
+    (note,) = (note for note in headline(one).notes if note.startswith("Intervals"))
+    assert "within the one process that ran a case" in note
+    assert "--blocks 3" in note
+    (note,) = (note for note in headline(three).notes if note.startswith("Intervals"))
+    assert "also cover what differs between the 3 processes" in note
+
+
+def test_output_has_an_interval_over_rounds(full: Evidence) -> None:
+    place = [column.title for column in arms(full).tables[0].columns].index("Output")
+    cell = arms(full).tables[0].rows[0][place]
+    assert cell.detail.startswith("[")
+    assert "rounds" in cell.tip
+
+
+def test_parity_does_not_blame_what_cannot_be_compared(full: Evidence) -> None:
+    key, result = next(iter(full.frames.results.items()))
+    parity = Parity(status="not_applicable", num_prompts=0, num_tokens=0, detail="sampled output has no single answer")
+    results = {**full.frames.results, key: result.model_copy(update={"parity": parity})}
+    section = checks.parity(dataclasses.replace(full, frames=dataclasses.replace(full.frames, results=results)))
+    titles = [table.title for table in section.tables]
+    assert titles == ["Not identical", "Nothing to compare with (1)", "Identical (13)"]
+    assert section.intro[0].startswith("13 of 14 cases that can be compared")
+    assert column(section.tables[1], "Why") == ["sampled output has no single answer"]
+
+
+def test_small_stage_times_are_never_shown_as_zero(full: Evidence) -> None:
+    for table in stages(full).tables:
+        for cell in (cell for row in table.rows for cell in row if isinstance(cell.sort, float) and cell.sort > 0):
+            assert re.search("[1-9]", cell.text + cell.detail), cell
+    assert units.microseconds(0.0231) == "0.0231"
+    assert units.microseconds(12704.6) == "12\u202f705"
+
+
+def test_work_is_set_against_stage_time(full: Evidence) -> None:
+    """1 MB per round over the mean time of the stage."""
+    (table,) = (table for table in stages(full).tables if table.title == "Work and achieved rate, concurrency 1")
+    assert table.is_folded
+    places = {column.title: place for place, column in enumerate(table.columns)}
+    for row in table.rows:
+        milliseconds, rate = row[places["Time"]].sort, row[places["Bytes / time"]]
+        assert rate.text == units.rate(1e6 / (milliseconds / 1e3), "B/s")
+        assert row[places["Fewest bytes"]].text == "1.00 MB"
+
+
+def test_a_cut_block_is_said_where_its_acceptance_is_read(run_of) -> None:
+    cases = make_cases(arms=("ar", "chain"), concurrencies=(1,), **SMALL)
+    cut = make_cases(arms=("chain",), concurrencies=(1,), block_size=4, **SMALL)
+    whole, mixed = (
+        evidence_of(load_run(run_of(name, cases=own))) for name, own in (("a", cases), ("b", (*cases, *cut)))
+    )
+    note = "chain block_size=4 drafted blocks of 4, the drafter was trained for 8: a shorter block costs acceptance."
+    assert note in headline(mixed).notes
+    assert not any("trained for" in text for text in headline(whole).notes)
+    assert [row[6].detail for row in environment(whole).tables[1].rows] == [""]
+    assert sorted(row[6].detail for row in environment(mixed).tables[1].rows) == ["", "trained: 8"]
+
+
+def test_weights_name_the_drafters_that_drafted(run_of) -> None:
+    """Arms without a drafter add no row of their own, unless there is no other."""
+    drafting = evidence_of(load_run(run_of("a", cases=make_cases(concurrencies=(1,), **SMALL))))
+    (row,) = environment(drafting).tables[1].rows
+    assert [row[0].text, row[3].text, row[7].text] == ["nano-k2", "nano-k2 drafter", "measured"]
+    plain = evidence_of(load_run(run_of("b", cases=make_cases(arms=("ar",), concurrencies=(1,), **SMALL))))
+    (row,) = environment(plain).tables[1].rows
+    assert row[3].tip == "no arm with a drafter was measured"
+
+
+def test_threads_are_those_that_cases_used(run_of) -> None:
+    cases = make_cases(arms=("ar", "chain"), concurrencies=(1,), num_threads=1, **SMALL)
+    evidence = evidence_of(load_run(run_of(cases=cases)))
+    facts = {row[0].text: row[1].text for row in environment(evidence).tables[0].rows}
+    assert evidence.frames.manifests[0].environment.num_threads == 2
+    assert facts["Threads"] == "1"
+    assert "1 thread)" in headline(evidence).intro[0]
 
 
 @pytest.mark.parametrize(
@@ -214,3 +339,10 @@ def test_warnings_that_differ_in_numbers_only_are_told_once(full: Evidence) -> N
 )
 def test_numbers_keep_three_digits(value: float, unit: str, text: str) -> None:
     assert cells.number(value, unit) == text
+
+
+def test_long_labels_keep_both_ends() -> None:
+    label = "ddtree materialize=fused tree_build=device attention=tree_triton node_budget=16"
+    assert units.shortened(label, 40) == "ddtree materialize=f…iton node_budget=16"
+    assert len(units.shortened(label, 41)) == 41
+    assert units.shortened("chain", 5) == "chain"

@@ -1,0 +1,122 @@
+"""What would make every case of a plan end in the same error is said before the first one starts.
+
+Between the plan and the run folder: prompts, context length, concurrency, host memory, and the checkpoint's files, each
+looked at once per pair of models and workload. What only a running case can find stays that case's own failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+from torch import nn
+
+from ddbench.engine.types import CaseFacts, Request
+from ddbench.errors import UserError, did_you_mean
+from ddbench.harness.plan import Plan
+from ddbench.harness.workload import build_workload
+from ddbench.models.drafter import Drafter
+from ddbench.models.shapes import DRAFTERS, TARGETS, DrafterShape, TargetShape
+from ddbench.models.target import Target
+from ddbench.models.weights import checkpoint_folder, load_models, read_shapes
+from ddbench.spec import UNUSED, Case, EngineSpec
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """Shapes of a target and its drafter, and where their weights are."""
+
+    folder: Path | None
+    target: TargetShape
+    drafter: DrafterShape
+
+
+def check_requests(plan: Plan) -> None:
+    """Raise the UserError of the first case that cannot run as it was asked for."""
+    pairs: dict[tuple[str, str | None], _Pair] = {}
+    prompts: dict[tuple[str, int, str], tuple[Request, ...]] = {}
+    for case in plan.cases:
+        key = (case.engine.target, case.engine.drafter)
+        if key not in pairs:
+            pairs[key] = _checked_pair(case.engine)
+        pair, num_warmup = pairs[key], case.capture.num_warmup_requests
+        asked = (case.workload.digest(), num_warmup, case.engine.target)
+        if asked not in prompts:
+            workload = build_workload(case.workload, pair.target, pair.folder, num_warmup)
+            prompts[asked] = (*workload.measured, *workload.warmup)
+        _check_case(case, pair, prompts[asked])
+
+
+def _checked_pair(engine: EngineSpec) -> _Pair:
+    """The shapes, after the memory that they need and, of a checkpoint, after every tensor of it."""
+    folder = checkpoint_folder(engine.target)
+    if folder is None and engine.target not in DRAFTERS:
+        raise UserError(
+            f"target '{engine.target}' has no drafter shape, and random weights are made in pairs: "
+            f"{did_you_mean(engine.target, DRAFTERS)}"
+        )
+    if folder is None:
+        pair = _Pair(None, TARGETS[engine.target], DRAFTERS[engine.target])
+    else:
+        target, own = read_shapes(folder)
+        pair = _Pair(folder, target, own if engine.drafter is None else read_shapes(Path(engine.drafter))[1])
+    _check_memory(engine.target, pair)
+    if folder is not None:
+        load_models(engine.model_copy(update={"device": "cpu", "experts": "packed"}))
+    return pair
+
+
+def _check_memory(name: str, pair: _Pair) -> None:
+    """Weights are made or read in host memory, floats in four bytes each, whatever they become later."""
+    try:
+        with torch.device("meta"):
+            modules: tuple[nn.Module, ...] = (
+                Target(pair.target, pair.drafter.target_layer_ids),
+                Drafter(pair.drafter, pair.target.max_context),
+            )
+    except RuntimeError as error:
+        raise UserError(f"target '{name}': its shape is impossible: {str(error).splitlines()[0]}") from error
+    tensors = (tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
+    needed, there = sum(tensor.nbytes for tensor in tensors), psutil.virtual_memory().total
+    if needed > there:
+        raise UserError(
+            f"target '{name}': loading its weights takes {needed / GIB:.0f} GiB of host memory, "
+            f"this machine has {there / GIB:.0f} GiB: use a smaller target"
+        )
+
+
+def _check_case(case: Case, pair: _Pair, requests: Sequence[Request]) -> None:
+    facts = CaseFacts(case.engine, pair.target, pair.drafter)
+    num_requests, concurrency = case.workload.num_requests, case.workload.concurrency
+    if concurrency > num_requests:
+        raise UserError(
+            f"concurrency {concurrency} is never reached by {num_requests} requests: "
+            f"lower it, or --set num_requests={concurrency}"
+        )
+    horizon = facts.block_size - 1
+    if case.engine.draft == "oracle" and len(case.engine.oracle_quality) < horizon:
+        raise UserError(
+            f"oracle_quality: expected {horizon} values in 0..1, one per drafted position, "
+            f"got {len(case.engine.oracle_quality)}: --set oracle_quality={'+'.join(['0.8'] * horizon)}"
+        )
+    longest = max(len(request.prompt) for request in requests)
+    rows = longest + case.workload.max_new_tokens + _rows_in_flight(facts)
+    if rows > pair.target.max_context:
+        raise UserError(
+            f"{case.label}: {longest} prompt tokens + {case.workload.max_new_tokens} new + {_rows_in_flight(facts)} in "
+            f"flight = {rows}, more than the context of '{pair.target.name}' ({pair.target.max_context}): "
+            "lower max_new_tokens or node_budget, or take shorter prompts"
+        )
+
+
+def _rows_in_flight(facts: CaseFacts) -> int:
+    """Cache rows behind the anchor that a round may write: a full block and tree, and one more."""
+    if facts.spec.draft == UNUSED:
+        return 2
+    width = facts.block_size if facts.spec.tree_build == "chain" else 1 + facts.spec.node_budget
+    return max(facts.block_size, width) + 1

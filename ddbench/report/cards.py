@@ -1,0 +1,98 @@
+"""The cards of the headline: what came out best against ar, per concurrency, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ddbench import units
+from ddbench.analysis.contests import standing
+from ddbench.analysis.metrics import METRICS
+from ddbench.analysis.settings import Setting
+from ddbench.analysis.values import Estimate
+from ddbench.report import cells
+from ddbench.report.document import Fact, Tone
+from ddbench.report.evidence import Evidence
+from ddbench.report.verdicts import best_drafter
+
+STANDINGS: dict[str, str] = {
+    "ahead": "faster than ar",
+    "even": "not separated from ar",
+    "behind": "slower than ar, which nothing here beats",
+    "unknown": "without an interval",
+}
+
+
+def cards(evidence: Evidence) -> Iterator[Fact]:
+    """One per run and concurrency."""
+    for run in evidence.runs:
+        for concurrency in evidence.study.concurrencies:
+            settings = [setting for setting in evidence.arms_at(concurrency) if setting.run == run]
+            if settings:
+                where = f"at concurrency {concurrency}" + (
+                    f", run {evidence.run_names[run]}" if len(evidence.runs) > 1 else ""
+                )
+                yield _card(evidence, settings, where)
+
+
+def _card(evidence: Evidence, settings: Sequence[Setting], where: str) -> Fact:
+    """The arm with the highest speedup over ar, or with the lowest time per token where there is no ar."""
+    speedups = {}
+    for setting in settings:
+        value = evidence.value(setting, "speedup_vs_ar")
+        if evidence.may_be_best(setting) and isinstance(value, Estimate):
+            speedups[setting.key] = (setting, value)
+    if not speedups:
+        return _fastest(evidence, settings, where)
+    setting, best = max(speedups.values(), key=lambda pair: pair[1].value)
+    place = standing(best)
+    details = [f"{STANDINGS[place]}: {cells.interval(best)}, n={best.n} prompts"]
+    chain = evidence.value(setting, "speedup_vs_chain")
+    if isinstance(chain, Estimate):
+        details.append(f"{cells.number(chain.value, 'x')} vs chain {cells.interval(chain)}")
+    details += _runners_up(evidence, setting, speedups)
+    tone: Tone = "warn" if place == "behind" else "plain"
+    if place == "ahead" and not evidence.is_busy(setting.run):
+        tone = "good"
+    return Fact(f"Best vs ar {where}", cells.number(best.value, "x"), setting.label, tuple(details), tone)
+
+
+def _runners_up(evidence: Evidence, best: Setting, speedups: dict[str, tuple[Setting, Estimate]]) -> Iterator[str]:
+    """The best arm with a drafter, where the best has none; and what cannot be told from the best."""
+    own = speedups[best.key][1]
+    drafter = None if best.has_drafter else best_drafter(evidence, best.concurrency, best.run)
+    if drafter is not None and drafter.key in speedups:
+        value = speedups[drafter.key][1]
+        yield f"with a drafter: {drafter.label} {cells.number(value.value, 'x')} {cells.interval(value)}"
+    close = [s.label for s, value in speedups.values() if s is not best and _overlap(own, value)]
+    if close:
+        yield f"intervals overlap with {few(close)}"
+
+
+def _fastest(evidence: Evidence, settings: Sequence[Setting], where: str) -> Fact:
+    """The lowest time per token, or the only one."""
+    usable = [s for s in settings if evidence.may_be_best(s)]
+    metric = METRICS["tpot_ms"]
+    key = cells.best_of(((s.key, evidence.value(s, metric.name)) for s in usable), metric, fewest=1)
+    if key is None:
+        looping = [s for s in settings if s.is_ok and evidence.is_degenerate(s)]
+        why = "the outputs of every measured arm loop" if looping else "nothing was measured"
+        return Fact(where[:1].upper() + where[1:], "no best arm", why, tone="quiet")
+    setting = next(s for s in usable if s.key == key)
+    value = evidence.value(setting, metric.name)
+    assert isinstance(value, Estimate), "the best of measured values is one"
+    is_alone = len(usable) == 1
+    why = "there is nothing to compare it with" if is_alone else "there is no ar arm to compare with"
+    label = f"{'TPOT' if is_alone else 'Lowest TPOT'} {where}"
+    details = (f"{cells.interval(value)}, n={value.n} prompts", why)
+    return Fact(label, cells.with_unit(value.value, metric.unit), setting.label, details)
+
+
+def _overlap(one: Estimate, other: Estimate) -> bool:
+    if one.low is None or one.high is None or other.low is None or other.high is None:
+        return True
+    return one.low <= other.high and other.low <= one.high
+
+
+def few(names: list[str]) -> str:
+    shown = [units.shortened(name) for name in names[:3]]
+    return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

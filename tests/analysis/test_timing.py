@@ -1,0 +1,69 @@
+"""Every nanosecond and token of a pass belongs to one round or prefill; what that gives for intervals."""
+
+import numpy as np
+import pytest
+
+from ddbench.analysis.frames import load_run
+from ddbench.analysis.metrics import METRICS, evaluate
+from ddbench.analysis.settings import study_of
+from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases
+from ddbench.analysis.timing import events, tpot_by_prompt
+
+
+def test_events_add_up_to_the_pass(synthetic_frames) -> None:
+    for setting in study_of(synthetic_frames).settings:
+        rounds, prefills = events(setting.ordered, setting.requests, setting.passes)
+        tokens = rounds.numerators.sum() + prefills.numerators.sum()
+        seconds = rounds.denominators.sum() + prefills.denominators.sum()
+        assert tokens == setting.passes["num_emitted"].sum()
+        assert seconds == pytest.approx(setting.passes["wall_ns"].sum() / 1e9, rel=1e-12)
+        assert len(rounds.numerators) == len(setting.steps)
+        assert len(prefills.numerators) == len(setting.requests)
+        assert min(rounds.denominators.min(), prefills.denominators.min()) >= 0
+
+
+def test_an_event_takes_the_time_since_the_one_before_it(hand_run, hand_case, hand_request) -> None:
+    """First token at 10 ms, rounds end at 20 and 35 ms, the pass at 50: 10 | 10, 15 + the 15 that are left."""
+    case = next(case for case in make_cases(arms=("chain",), concurrencies=(1,)))
+    request = hand_request("a", 6, (0, 10, 35), ((2, 3, 0), (1, 2, 0)))
+    hand = hand_case(case=case, requests=(request,), round_ms=(20, 15), wall_ms=50, num_nodes=7, verify_width=8)
+    (setting,) = study_of(load_run(hand_run([hand]).path)).settings
+    rounds, prefills = events(setting.ordered, setting.requests, setting.passes)
+    assert prefills.numerators.tolist() == [1]
+    assert prefills.denominators == pytest.approx([0.010])
+    assert rounds.numerators.tolist() == [3, 2]
+    assert rounds.denominators == pytest.approx([0.010, 0.030])
+
+
+def test_layout_follows_processes_and_passes(tmp_path) -> None:
+    (case,) = make_cases(arms=("chain",), concurrencies=(2,), num_requests=5, max_new_tokens=16)
+    capture = case.capture.model_copy(update={"num_clean_passes": 2})
+    cases = [case.model_copy(update={"block": block, "capture": capture}) for block in range(3)]
+    frames = load_run(build_run(tmp_path / "run", SyntheticPlan(cases=tuple(cases))))
+    (setting,) = study_of(frames).settings
+    rounds, prefills = events(setting.ordered, setting.requests, setting.passes)
+    assert prefills.layout.lengths == ((5, 5),) * 3
+    assert [len(process) for process in rounds.layout.lengths] == [2, 2, 2]
+    assert sum(rounds.layout.passes) == len(setting.steps)
+
+
+def test_round_cost_weighs_rounds_by_the_requests_they_serve(synthetic_frames) -> None:
+    """Against the same mean taken row by row over requests and rounds."""
+    study = study_of(synthetic_frames)
+    for setting in study.settings:
+        value = evaluate(METRICS["round_cost_ms"], setting, study)
+        rows = synthetic_frames.rounds
+        own = rows[(rows["setting"] == setting.key) & (rows["pass_name"] == "clean")]
+        durations = setting.steps.set_index("step")["end_ns"] - setting.steps.set_index("step")["start_ns"]
+        assert value.value == pytest.approx(float(np.mean(durations[own["step"]])) / 1e6)
+        assert value.low <= value.value <= value.high
+
+
+def test_prompts_that_a_process_did_not_time_are_left_out(tmp_path) -> None:
+    cases = make_cases(arms=("chain",), concurrencies=(1,), num_blocks=3, num_requests=6, max_new_tokens=16)
+    frames = load_run(build_run(tmp_path / "run", SyntheticPlan(cases=cases)))
+    (setting,) = study_of(frames).settings
+    whole = tpot_by_prompt(setting.requests)
+    assert whole.values.shape == (3, 6)
+    is_lost = ((setting.requests["block"] == 1) & (setting.requests["unit"] == "p2")).to_numpy()
+    assert tpot_by_prompt(setting.requests[~is_lost]).units == tuple(unit for unit in whole.units if unit != "p2")
