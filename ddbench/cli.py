@@ -123,7 +123,7 @@ def sweep_command(
             return
         run, tally = sweep.run_plan(plan, out or RUNS, _console())
     else:
-        _refuse_with_resume(experiment, dry_run, {**options, "set": options.pop("sets"), "out": out})
+        _refuse_with_resume(experiment, dry_run, {"set": options.pop("sets"), **options, "out": out})
         run, tally = sweep.resume(resume, _console())
     _conclude(tally, run.path, has_report=not no_report)
 
@@ -224,7 +224,13 @@ def _planned(
     **engine: Any,
 ) -> Plan:
     """The plan of an experiment with the command line's changes, its device decided."""
-    from ddbench.harness.plan import engine_capabilities, make_plan, resolve_device, with_overrides
+    from ddbench.harness.plan import (
+        check_axes_are_read,
+        engine_capabilities,
+        make_plan,
+        resolve_device,
+        with_overrides,
+    )
     from ddbench.harness.preflight import check_requests
     from ddbench.harness.sweep import find_experiment
     from ddbench.spec import ARMS
@@ -236,6 +242,7 @@ def _planned(
     engine["device"] = resolve_device(device, experiment)
     changed = with_overrides(experiment, arms=chosen, axes=axes, engine=engine, num_blocks=blocks, seed=seed)
     plan = make_plan(changed, engine_capabilities())
+    check_axes_are_read(changed, axes)
     check_requests(plan)
     return plan
 

@@ -248,6 +248,7 @@ _EXPECTED = {
     "bool_type": "expected true or false",
     "string_type": "expected text",
     "string_too_short": "expected a text that is not empty",
+    "string_pattern_mismatch": "expected a plain name",
     "tuple_type": "expected a list",
     "too_short": "expected at least one",
 }

@@ -165,7 +165,7 @@ def parts_do_not_meet(module: Module) -> Iterator[str]:
 
 def commands_import_inside(module: Module) -> Iterator[str]:
     """`ddbench --help`, `report` and `compare` start fast and where no torch is: heavy imports sit in the command."""
-    commands = ("ddbench.cli", "ddbench.train.cli")
+    commands = ("ddbench.cli", "ddbench.commands", "ddbench.train.cli")
     if module.name in ("ddbench", "ddbench.__main__", *commands):
         for found in module.imports:
             is_light = found.name.partition(".")[0] in ("click", *sys.stdlib_module_names)
@@ -210,8 +210,8 @@ def names_say_something(module: Module) -> Iterator[str]:
 
 
 def output_has_one_place(module: Module) -> Iterator[str]:
-    """Text for the terminal is made in `cli.py` and `report/console.py`; a child process may answer its parent."""
-    if module.name not in ("ddbench.cli", "ddbench.report.console"):
+    """Text for the terminal is made in `cli.py`, `commands.py` and `report/console.py`; a child process may answer its parent."""
+    if module.name not in ("ddbench.cli", "ddbench.commands", "ddbench.report.console"):
         answers = [
             node for node in module.tree.body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
         ]

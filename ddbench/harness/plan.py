@@ -133,7 +133,7 @@ def make_plan(experiment: ExperimentSpec, can: Capabilities) -> Plan:
         _check_values(case, can)
     absent = _with_reasons(unique, lambda case: _absence(case, can))
     misfits = _with_reasons([case for case in unique if case not in absent], lambda case: can.supports(case.engine))
-    _check_effect(experiment, unique, misfits)
+    _check_fit(experiment, unique, misfits)
     skipped = {case: (absent | misfits)[case] for case in unique if case in absent or case in misfits}
     runnable = [case for case in unique if case not in skipped]
     blocks = (_ordered(runnable, experiment.seed, block) for block in range(experiment.num_blocks))
@@ -249,19 +249,25 @@ def _check_size(experiment: ExperimentSpec) -> None:
         )
 
 
-def _check_effect(experiment: ExperimentSpec, cases: Sequence[Case], misfits: Mapping[Case, str]) -> None:
-    """Whatever was asked for must show in a case: a value that none reads, or that fits none, is a wrong request."""
-    for axis in experiment.axes:
+def check_axes_are_read(experiment: ExperimentSpec, axes: Sequence[Axis]) -> None:
+    """An axis that was asked for just now and that no case takes notice of is a slip, not a plan."""
+    cases = list(_candidates(experiment))
+    for axis in axes:
         if not any(_is_read(axis.name, case.arm, case.engine) for case in cases):
             needs = f"; it takes {_READ_WITH[axis.name]}" if axis.name in _READ_WITH else ""
             raise UserError(f"axis '{axis.name}' has no effect: no case of the plan reads it{needs}")
-    asked = [(axis.name, value) for axis in (*experiment.axes, *experiment.ablate) for value in axis.values]
-    asked.append(("block_size", experiment.engine.block_size))
-    for name, value in asked:
-        readers = [case for case in cases if case.field(name) == value and _is_read(name, case.arm, case.engine)]
+
+
+def _check_fit(experiment: ExperimentSpec, cases: Sequence[Case], misfits: Mapping[Case, str]) -> None:
+    """Single values that do not fit are skipped; an axis, or a block size, of which nothing fits is a wrong request."""
+    asked = [(axis.name, axis.values) for axis in (*experiment.axes, *experiment.ablate)]
+    if experiment.engine.block_size is not None:
+        asked.append(("block_size", (experiment.engine.block_size,)))
+    for name, values in asked:
+        readers = [case for case in cases if case.field(name) in values and _is_read(name, case.arm, case.engine)]
         if name == "block_size":  # prompt lookup takes any block, but it is the drafter that is asked about
             readers = [case for case in readers if case.engine.materialize != UNUSED]
-        if value is not None and readers and all(case in misfits for case in readers):
+        if readers and all(case in misfits for case in readers):
             raise UserError(misfits[readers[0]])
 
 

@@ -45,7 +45,6 @@ TABLES: dict[str, type[Record]] = {
     "stages": StageSample,
 }
 _TEMPORARY = ".partial-"
-_AGAIN = "`ddbench sweep --resume RUN` measures it again"
 _ARROW_TYPES = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
 
 
@@ -152,13 +151,17 @@ def check_run_folder(path: Path) -> None:
     """Refuse a folder that is none of ours, and name one that may be meant."""
     if (path / "manifest.json").is_file():
         return
-    inside = sorted(file.parent for file in path.glob("*/manifest.json"))
+    inside = _runs_in(path)
     if inside:
         raise SchemaError(f"{path}: not a run folder but one of runs: give one of them, the last is {inside[-1]}")
-    beside = sorted(file.parent.name for file in path.parent.glob("*/manifest.json"))
+    beside = [run.name for run in _runs_in(path.parent)]
     hint = f"in {path.parent}: {did_you_mean(path.name, beside)}" if beside else "give a folder below runs/"
     fault = "not a run folder (no manifest.json there)" if path.exists() else "there is no such run folder"
     raise SchemaError(f"{path}: {fault}: {hint}")
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    return sorted(file.parent for file in folder.glob("*/manifest.json") if file.is_file())
 
 
 def open_run(path: Path) -> RunFolder:
@@ -174,6 +177,8 @@ def open_run(path: Path) -> RunFolder:
         )
     if manifest.cases and len(manifest.cases) != len(manifest.case_ids):
         raise SchemaError(f"{file}: {len(manifest.case_ids)} case ids for {len(manifest.cases)} cases: damaged")
+    if (path / "cases").exists() and not (path / "cases").is_dir():
+        raise SchemaError(f"{path / 'cases'}: expected a folder, got a file: damaged")
     return RunFolder(path, manifest)
 
 
@@ -213,7 +218,7 @@ def read_result(folder: Path, case_id: str) -> CaseResult:
     if isinstance(result, OkResult):
         for name in TABLES:
             if not (folder / f"{name}.parquet").is_file():
-                raise SchemaError(f"{folder / f'{name}.parquet'}: missing although its case is ok: {_AGAIN}")
+                raise SchemaError(f"{folder / f'{name}.parquet'}: missing although its case is ok")
     return result
 
 
@@ -244,11 +249,11 @@ def write_table(path: Path, record: type[Record], rows: Sequence[Record]) -> Non
 def read_table(path: Path, schema: pa.Schema) -> pa.Table:
     """A table with exactly `schema`; an absent, damaged or differently shaped file is a SchemaError naming it."""
     if not path.is_file():
-        raise SchemaError(f"{path}: missing: {_AGAIN}")
+        raise SchemaError(f"{path}: missing")
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:
-        raise SchemaError(f"{path}: damaged: {_first_line(error)}; {_AGAIN}") from error
+        raise SchemaError(f"{path}: damaged: {_first_line(error)}") from error
     lost = [name for name in schema.names if name not in table.column_names]
     if lost:
         raise SchemaError(f"{path}: column '{lost[0]}' is missing: written by another version")

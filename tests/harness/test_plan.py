@@ -145,6 +145,10 @@ def test_every_point_is_either_run_once_per_block_or_skipped_once(
     wide = with_overrides(
         base, arms=arms, axes=axes(node_budget=tuple(budgets), tree_build=tuple(builders)), num_blocks=num_blocks
     )
+    if "ddtree" in arms and set(budgets) == {64}:
+        with pytest.raises(UserError, match="too wide"):
+            make_plan(wide, can)
+        return
     plan = make_plan(wide, can)
     labels = [(case.block, case.label) for case in plan.cases]
     assert len(set(labels)) == len(labels)

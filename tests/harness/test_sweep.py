@@ -16,9 +16,10 @@ from rich.console import Console
 from ddbench.errors import DdbenchError, UserError
 from ddbench.harness import sweep
 from ddbench.harness.environment import child_environment
+from ddbench.harness.interrupt import SweepInterrupted
 from ddbench.harness.plan import Capabilities, Plan, make_plan
 from ddbench.harness.store import CaseTables, RunFolder, open_run, write_case
-from ddbench.harness.sweep import SweepInterrupted, Tally, execute, find_experiment, new_run, resumed_run
+from ddbench.harness.sweep import Tally, execute, find_experiment, new_run, resumed_run
 from ddbench.records import CaseResult, Environment, OkResult
 from ddbench.spec import Case, ExperimentSpec
 
@@ -79,7 +80,7 @@ def text_of(console: Console) -> str:
 def test_every_case_runs_once_in_order_and_gets_a_row(
     run: RunFolder, worker: Worker, console: Console, tmp_path: Path
 ) -> None:
-    tally = execute(run, console, worker.command, tmp_path)
+    tally = execute(run, console, worker.command)
     assert (tally.counts, tally.exit_code) == ({"ok": 3, "incorrect": 0, "failed": 0}, 0)
     assert [line.split('"')[1] for line in worker.diary.splitlines()] == ["a", "b", "c"]
     lines = text_of(console).splitlines()
@@ -95,7 +96,7 @@ def test_every_case_runs_once_in_order_and_gets_a_row(
 def test_later_cases_are_told_the_outputs_of_plain_decoding(
     run: RunFolder, worker: Worker, console: Console, tmp_path: Path
 ) -> None:
-    execute(run, console, worker.command, tmp_path)
+    execute(run, console, worker.command)
     first, *others = worker.diary.splitlines()
     assert first == '["a", null]'
     assert all(str(run.case_folder("a") / "requests.parquet") in line for line in others)
@@ -105,7 +106,7 @@ def test_a_failing_case_does_not_stop_the_sweep_but_shows_in_its_exit_code(
     run: RunFolder, worker: Worker, console: Console, tmp_path: Path
 ) -> None:
     (worker.prepared / "b").rename(worker.prepared / "hidden")
-    tally = execute(run, console, worker.command, tmp_path)
+    tally = execute(run, console, worker.command)
     assert (str(tally), tally.exit_code) == ("2 ok, 1 failed", 4)
     assert "crash: the case's process ended with exit code 5" in text_of(console)
 
@@ -114,10 +115,10 @@ def test_resuming_runs_what_is_missing_and_what_failed(
     run: RunFolder, worker: Worker, console: Console, tmp_path: Path
 ) -> None:
     (worker.prepared / "b").rename(worker.prepared / "hidden")
-    execute(run, console, worker.command, tmp_path)
+    execute(run, console, worker.command)
     (worker.prepared / "hidden").rename(worker.prepared / "b")
     worker.log.unlink()
-    tally = execute(open_run(run.path), console, worker.command, tmp_path)
+    tally = execute(open_run(run.path), console, worker.command)
     assert (tally.counts["ok"], tally.exit_code) == (3, 0)
     assert [line.split('"')[1] for line in worker.diary.splitlines()] == ["b"]
     assert "requests.parquet" in worker.diary, "the reference of the first go is still one"
@@ -145,7 +146,7 @@ def test_an_interrupted_sweep_says_how_to_go_on(
     monkeypatch.setattr(sweep, "run_case", interrupted_at_the_second)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SweepInterrupted, match=rf"1 of 3 cases are kept.*--resume {run.path}") as caught:
-        execute(run, console, worker.command, tmp_path)
+        execute(run, console, worker.command)
     assert caught.value.exit_code == 130
     assert signal.getsignal(signal.SIGTERM) == before
     assert open_run(run.path).missing() == ("b", "c")

@@ -33,7 +33,7 @@ def test_random_prompts_are_seeded_and_of_unequal_length() -> None:
     spec = WorkloadSpec(prompts="random", num_requests=12, max_new_tokens=5)
     one, two = (build_workload(spec, TINY, None, 3) for _ in range(2))
     assert one == two
-    other = build_workload(spec.model_copy(update={"seed": 1}), TINY, None, 3)
+    other = build_workload(spec.model_copy(update={"prompt_seed": 1}), TINY, None, 3)
     assert [r.prompt for r in other.measured] != [r.prompt for r in one.measured]
     lengths = {len(request.prompt) for request in one.measured}
     assert len(lengths) > 3

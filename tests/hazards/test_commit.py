@@ -67,6 +67,21 @@ def test_a_stop_token_at_the_limit_is_a_stop(gqa, run_watched, greedy):
     assert result.finish_reason == "stop"
 
 
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_stop_tokens_belong_to_their_request(gqa, run_watched, greedy, concurrency):
+    """Neither a neighbour's nor those of the slot's former user: a cut round would show in the number of rounds."""
+    free = Request(0, (0, 60, 8), 21)
+    text = greedy(gqa, free)
+    first = Request(1, (7, 7, 3), 9)
+    stops = tuple(sorted(set(text) - set(greedy(gqa, first))))
+    first = replace(first, stop_token_ids=stops)
+    assert len(stops) > 5
+    results, seen = run_watched(gqa, [first, free, replace(first, request_id=2)], concurrency, nudges=CERTAIN)
+    assert results[0].tokens == results[2].tokens == greedy(gqa, first)
+    assert results[1].tokens == text
+    assert [len(one.tokens) for one in seen if one.request_id == 0] == [5, 5, 5, 5]
+
+
 def test_a_drafted_stop_token_that_is_not_accepted_stops_nothing(pair, make_requests, run_watched, greedy):
     """Trees full of stop tokens: only what the target says counts."""
     requests = make_requests(3)
