@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ class Commands(click.Group):
             complain(wrong_usage(error))
             code = error.exit_code
         except (click.Abort, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # we are about to end; a second one would only make noise
             complain("interrupted")
             code = 130
         sys.exit(code if isinstance(code, int) else 0)
@@ -57,10 +59,11 @@ class Commands(click.Group):
         except BrokenPipeError:  # whoever read our output has seen enough
             raise
         except OSError as error:
-            if error.filename is None:
+            is_full = error.errno in OUT_OF_SPACE
+            if error.filename is None and not is_full:
                 raise
-            complain(f"{shown(str(error.filename))}: {error.strerror}")
-            ctx.exit(4 if error.errno in OUT_OF_SPACE else 2)
+            complain(f"{shown(str(error.filename)) if error.filename else 'standard output'}: {error.strerror}")
+            ctx.exit(4 if is_full else 2)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

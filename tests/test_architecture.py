@@ -210,7 +210,7 @@ def names_say_something(module: Module) -> Iterator[str]:
 
 
 def output_has_one_place(module: Module) -> Iterator[str]:
-    """Terminal text is made in `cli.py`, `commands.py` and `report/console.py`; a child process may answer its parent."""
+    """Terminal text is made in cli.py, commands.py and report/console.py; a child process may answer its parent."""
     if module.name not in ("ddbench.cli", "ddbench.commands", "ddbench.report.console"):
         answers = [
             node for node in module.tree.body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)

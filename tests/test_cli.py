@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,19 @@ from click.testing import CliRunner, Result
 from ddbench import __version__
 from ddbench.cli import main
 from ddbench.harness import sweep
-from ddbench.harness.interrupt import SweepInterrupted
+from ddbench.harness.interrupt import ENDINGS, SweepInterrupted
 from ddbench.harness.sweep import Tally
 
 COMMANDS = ("list", "plan", "sweep", "check", "report")
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    """An interrupted command ignores further signals until its process ends; this one goes on."""
+    before = {number: signal.getsignal(number) for number in ENDINGS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def call(*arguments: str) -> Result:

@@ -28,7 +28,8 @@ class SweepInterrupted(DdbenchError):
 def resumable(run: RunFolder) -> Iterator[None]:
     """Turn a signal or an OSError within into one line that says how to go on.
 
-    The first signal counts; later ones would only disturb the tidying up, which takes seconds at most.
+    The first signal counts. From then on the process is about to end, in seconds at most, and signals are ignored: they
+    would only disturb the tidying up.
     """
     before = {number: signal.getsignal(number) for number in ENDINGS}
     mine = [number for number in ENDINGS if before[number] is not signal.SIG_IGN]  # nohup stays nohup
@@ -43,6 +44,7 @@ def resumable(run: RunFolder) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
+        mine.clear()
         raise SweepInterrupted(f"interrupted; {_kept(run)}") from error
     except OSError as error:
         raise DdbenchError(f"the sweep cannot go on ({error.strerror or error}); {_kept(run)}") from error

@@ -138,10 +138,11 @@ class RunFolder:
 
 def create_run(out: Path, manifest: Manifest) -> RunFolder:
     """Make the folder of a new run below `out`. A place that cannot be written is a UserError."""
-    path = out / manifest.run_id
+    path, partial = out / manifest.run_id, out / f"{_TEMPORARY}{manifest.run_id}"
     try:
-        (path / "cases").mkdir(parents=True)
-        write_atomically(path / "manifest.json", _json_text(manifest))
+        (partial / "cases").mkdir(parents=True)
+        write_atomically(partial / "manifest.json", _json_text(manifest))
+        os.rename(partial, path)
     except OSError as error:
         raise UserError(f"{out}: cannot be written ({error.strerror}): choose another folder with --out") from error
     return RunFolder(path, manifest)
