@@ -84,7 +84,9 @@ def _failure(ending: Ending, case_id: str, case: Case, started_at: str) -> Faile
         hint = ", as the system does when memory runs out" if name == "SIGKILL" else ""
         outcome, reason = "crash", f"the case's process was killed by {name}{hint}"
     else:
+        last = scrubbed(ending.log_tail).rpartition("\n")[2].strip()
         outcome, reason = "crash", f"the case's process ended with exit code {ending.exit_code} and left no result"
+        reason += f" ({last})" if last else ""
     return FailedResult(
         case_id=case_id, case=case, started_at=started_at, seconds=ending.seconds, outcome=outcome, reason=reason
     )  # fmt: skip
