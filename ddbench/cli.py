@@ -57,7 +57,7 @@ def _plan_options(command: Any) -> Any:
             click.option("--target", help="Named shape, shipped pair, or checkpoint folder."),
             click.option("--drafter", help="Folder with a drafter checkpoint."),
             click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: a GPU where there is one."),
-            click.option("--dtype", type=click.Choice(["float32", "bfloat16"])),
+            click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="Of weights and activations."),
             click.option("--blocks", type=click.IntRange(1), help="Interleaved repeats of every case."),
             click.option("--seed", type=int, help="Order of the cases."),
         )
@@ -80,11 +80,13 @@ def list_command() -> None:
         _console().print(table)
 
 
-@main.command("plan")
+@main.command("plan", short_help="Show what an experiment would run, and run nothing.")
 @click.argument("experiment", default="default")
 @_plan_options
 def plan_command(experiment: str, **options: Any) -> None:
     """Show which cases an experiment would run, in order, and which it would skip and why.
+
+    EXPERIMENT is a name from `ddbench list` or a .toml file; without one, `default`.
 
     \b
     Examples:
@@ -94,7 +96,7 @@ def plan_command(experiment: str, **options: Any) -> None:
     _show_plan(_planned(experiment, **options), with_cases=True)
 
 
-@main.command("sweep")
+@main.command("sweep", short_help="Measure an experiment and write its report.")
 @click.argument("experiment", required=False)
 @_plan_options
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
@@ -105,6 +107,8 @@ def sweep_command(
     experiment: str | None, dry_run: bool, resume: Path | None, out: Path | None, no_report: bool, **options: Any
 ) -> None:
     """Run an experiment: every case in its own process, checked before it is timed; then write the report.
+
+    EXPERIMENT is a name from `ddbench list` or a .toml file; without one, `default`.
 
     \b
     Examples:
@@ -128,7 +132,7 @@ def sweep_command(
     _conclude(tally, run.path, has_report=not no_report)
 
 
-@main.command("check")
+@main.command("check", short_help="Prove the implementations correct on this machine.")
 @click.option("--only", type=click.Choice(["ops", "parity", "distribution"]), help="One suite.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: a GPU where there is one.")
 def check_command(only: str | None, device: Any) -> None:

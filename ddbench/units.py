@@ -48,6 +48,15 @@ def duration(ns: float) -> str:
     return f"{ns:.0f} ns"
 
 
+def about(seconds: float) -> str:
+    """A rough time ahead: `40 s`, `2 min 10 s`, `1 h 20 min`."""
+    whole = round(seconds)
+    if whole < 100:
+        return f"{whole} s"
+    minutes = round(seconds / 60)
+    return f"{whole // 60} min {whole % 60 // 10 * 10} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
 def _stepped(value: float, steps: tuple[tuple[float, str], ...], unit: str) -> str:
     for limit, name in steps:
         if abs(value) >= limit:

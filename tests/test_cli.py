@@ -63,7 +63,7 @@ def test_the_plan_shows_what_is_skipped_and_why() -> None:
     result = call("plan", "smoke", "--device", "cpu", "--set", "executor=eager,round_graph")
     assert result.exit_code == 0
     assert "5 cases, 5 skipped" in result.output
-    assert "executor=round_graph: needs a CUDA device" in result.output
+    assert "executor 'round_graph' needs a CUDA device" in result.output
 
 
 def test_all_skipped_is_nothing_measured(tmp_path: Path) -> None:

@@ -32,14 +32,20 @@ class Materializer(Part):
 
 
 class SequentialMaterializer(Materializer):
+    """Layer by layer, each with its own GEMM: the unfused path of production engines."""
+
     kernel = staticmethod(materialize_kv.materialize_sequential)
 
 
 class BatchedMaterializer(Materializer):
+    """One GEMM for all layers; norm, rotation and write layer by layer."""
+
     kernel = staticmethod(materialize_kv.materialize_batched)
 
 
 class FusedMaterializer(Materializer):
+    """One GEMM, one norm, one rotation and one write for all layers."""
+
     kernel = staticmethod(materialize_kv.materialize_fused)
 
 

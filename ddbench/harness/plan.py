@@ -290,7 +290,7 @@ def _absence(case: Case, can: Capabilities) -> str | None:
     for field in PART_FIELDS:
         name = getattr(case.engine, field)
         if name in can.absent.get(field, {}):
-            return f"{field}={name}: {can.absent[field][name]}"
+            return f"{field} '{name}' {can.absent[field][name]}"
     return None
 
 

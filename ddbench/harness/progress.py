@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -14,6 +14,7 @@ from ddbench import units
 from ddbench.records import CaseResult, FailedResult, IncorrectResult, OkResult
 from ddbench.spec import Case
 
+ROOMY = 80  # columns of a terminal from which labels are padded to line up
 _COLOURS = {"ok": "green", "incorrect": "red", "failed": "red"}
 
 
@@ -21,11 +22,13 @@ class SweepDisplay:
     """Told when a case starts, what it is doing, and how it ended."""
 
     def __init__(
-        self, console: Console, num_cases: int, num_left: int, clock: Callable[[], float] = time.monotonic
+        self, console: Console, cases: Sequence[Case], num_left: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._console = console
-        self._num_cases = num_cases
-        self._num_done = num_cases - num_left
+        self._is_live = console.is_terminal and not console.is_dumb_terminal
+        self._num_cases = len(cases)
+        self._num_done = self._num_cases - num_left
+        self._label_width = max(len(_label(case)) for case in cases) if console.width >= ROOMY else 0
         self._num_left = num_left
         self._spent = 0.0
         self._num_timed = 0
@@ -41,9 +44,9 @@ class SweepDisplay:
             console=console,
             transient=True,
             refresh_per_second=2,  # the bar runs beside the measurement
-            disable=not console.is_terminal,
+            disable=not self._is_live,
         )
-        self._task = self._bar.add_task("", total=num_cases, completed=self._num_done, left="")
+        self._task = self._bar.add_task("", total=self._num_cases, completed=self._num_done, left="")
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -68,25 +71,29 @@ class SweepDisplay:
         self._bar.update(self._task, completed=self._num_done, left=self._time_left())
         place = f"[{self._num_done:>{len(str(self._num_cases))}}/{self._num_cases}]"
         colour = _COLOURS[result.status]
-        line = f"{place} [{colour}]{result.status:<9}[/] {result_row(result)}"
-        if not self._console.is_terminal and self._num_left:
+        line = f"{place} [{colour}]{result.status:<9}[/] {result_row(result, self._label_width)}"
+        if not self._is_live and self._num_left:
             line += f"  ({self._time_left()})"
-        self._console.print(line, highlight=False, soft_wrap=True)
+        self._console.print(line, highlight=False, soft_wrap=not self._is_live)
 
     def _time_left(self) -> str:
         if not self._num_timed:
             return "time left: unknown"
-        return f"about {units.duration(self._spent / self._num_timed * self._num_left * 1e9)} left"
+        return f"about {units.about(self._spent / self._num_timed * self._num_left)} left"
 
 
-def result_row(result: CaseResult) -> str:
+def result_row(result: CaseResult, width: int = 0) -> str:
     """One finished case on one line: label, tokens per second and acceptance length, or what went wrong."""
-    label = result.case.label + (f" block={result.case.block}" if result.case.block else "")
+    label = _label(result.case)
     if isinstance(result, OkResult):
-        return f"{label:<44} {_speed(result):>12}  tau {_acceptance_length(result)}{_parity_note(result)}"
+        return f"{label:<{width}}  {_speed(result):>10}  tau {_acceptance_length(result)}{_parity_note(result)}"
     if isinstance(result, FailedResult):
-        return f"{label:<44} {result.outcome}: {escaped(result.reason)}"
-    return f"{label:<44} {_first_divergence(result)}"
+        return f"{label:<{width}}  {result.outcome}: {escaped(result.reason)}"
+    return f"{label:<{width}}  {_first_divergence(result)}"
+
+
+def _label(case: Case) -> str:
+    return case.label + (f" block={case.block}" if case.block else "")
 
 
 def escaped(text: str) -> str:

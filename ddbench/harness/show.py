@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -29,7 +30,7 @@ def listing() -> Iterator[Table]:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim")
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=box.SIMPLE_HEAD)
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
@@ -50,15 +51,16 @@ def _arms_table() -> Table:
 def _parts_table() -> Table:
     from ddbench.engine.parts import ABSENT, PARTS
 
-    table = _table("Parts (axes of the engine)", "part", "variant", "what it does")
+    table = _table("Parts (axes of the engine, * the default)", "part", "variant", "what it does")
     for part in PART_FIELDS:
         default = EngineSpec.model_fields[part].default
-        for name, kind in PARTS[part].items():
-            doc = (kind.__doc__ or "").strip().splitlines()
-            _row(table, part, f"{name} (default)" if name == default else name, doc[0] if doc else "")
-        for (field, name), reason in ABSENT.items():
-            if field == part:
-                _row(table, part, name, f"absent: {reason}", style="dim")
+        rows = [
+            (f"{name} *" if name == default else name, (kind.__doc__ or "").strip().partition("\n")[0], None)
+            for name, kind in PARTS[part].items()
+        ]
+        rows += [(name, f"absent: {reason}", "dim") for (field, name), reason in ABSENT.items() if field == part]
+        for number, (name, text, style) in enumerate(rows):
+            _row(table, "" if number else part, name, text, style=style)
     return table
 
 
@@ -83,31 +85,44 @@ def _experiments_table() -> Table:
 
 
 def _axes_table() -> Table:
-    table = _table("Axes (--set AXIS=VALUE[,VALUE...])", "of", "axis", "default")
+    table = _table("Axes (--set AXIS=VALUE[,VALUE...])", "of", "axis", "default", "what it is")
     for owner, model in (("engine", EngineSpec), ("workload", WorkloadSpec), ("capture", CaptureSpec)):
-        for name, info in model.model_fields.items():
-            if name not in (*PART_FIELDS, "device"):
-                _row(table, owner, name, info.default)
+        names = [name for name in model.model_fields if name not in (*PART_FIELDS, "device")]
+        for number, name in enumerate(names):
+            info = model.model_fields[name]
+            default = "" if info.default in (None, ()) else info.default
+            _row(table, "" if number else owner, name, default, info.description or "")
     return table
 
 
 def show_plan(console: Console, plan: Plan, with_cases: bool) -> None:
     """The question, the cases in execution order where they are wanted, and what is skipped and why."""
     experiment, engine = plan.experiment, plan.experiment.engine
-    console.print(Text(f"{experiment.name}: {experiment.question}", style="bold"), soft_wrap=True)
-    facts = f"target {engine.target}, device {engine.device}, {engine.dtype}, order seed {experiment.seed}"
-    console.print(Text(f"{len(plan.cases)} cases, {len(plan.skipped)} skipped; {facts}"), soft_wrap=True)
-    if with_cases:
+    console.print(Text(f"{experiment.name}: {experiment.question}", style="bold"), soft_wrap=not console.is_terminal)
+    count = f"{len(plan.cases)} case{'' if len(plan.cases) == 1 else 's'}, {len(plan.skipped)} skipped"
+    facts = f"{count}; target {engine.target}, device {engine.device}, {engine.dtype}, order seed {experiment.seed}"
+    console.print(Text(facts), soft_wrap=not console.is_terminal)
+    if with_cases and plan.cases:
         table = _table("Cases in the order in which they run", "#", "block", "case")
         for number, case in enumerate(plan.cases, start=1):
             _row(table, number, case.block, case.label)
         console.print(table)
-    labels: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
     for skipped in plan.skipped:
-        labels.setdefault(skipped.reason, []).append(skipped.label)
-    for reason, cases in labels.items():
+        reasons.setdefault(skipped.reason, []).append(skipped.label)
+    for reason, labels in reasons.items():
         text = Text("skipped ", style=_STATUS_COLOURS["skipped"])
-        console.print(text.append(f"{', '.join(cases)}: {reason}", style="default"), soft_wrap=True)
+        text.append(f"{_together(labels)}: {reason}", style="default")
+        console.print(text, soft_wrap=not console.is_terminal)
+
+
+def _together(labels: Sequence[str]) -> str:
+    """Labels that differ in their concurrency only as one: `ar c=1, c=4`."""
+    concurrencies: dict[str, list[str]] = {}
+    for label in labels:
+        name, _, concurrency = label.rpartition(" ")
+        concurrencies.setdefault(name, []).append(concurrency)
+    return "; ".join(f"{name} {', '.join(values)}" for name, values in concurrencies.items())
 
 
 def show_checks(console: Console, rows: Iterable[Row]) -> list[Row]:

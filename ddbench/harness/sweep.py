@@ -200,7 +200,7 @@ def execute(run: RunFolder, console: Console, command: Sequence[str] = WORKER) -
     if not missing:
         console.print("nothing is left to do: every case has a result", highlight=False)
     tally, references = _what_is_done(run, missing)
-    display = SweepDisplay(console, len(run.manifest.case_ids), len(missing))
+    display = SweepDisplay(console, run.manifest.cases, len(missing))
     with resumable(run), display:
         for one in missing:
             case = run.case(one)

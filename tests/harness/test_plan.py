@@ -58,7 +58,7 @@ def test_ablating_what_defines_the_arm_is_refused(can: Capabilities, experiment:
 def test_an_absent_variant_is_skipped_with_its_reason(can: Capabilities, experiment: ExperimentSpec) -> None:
     plan = make_plan(experiment.model_copy(update={"ablate": axes(executor=("round_graph",))}), can)
     assert [(s.label, s.reason) for s in plan.skipped] == [
-        ("ddtree executor=round_graph c=1", "executor=round_graph: needs a GPU")
+        ("ddtree executor=round_graph c=1", "executor 'round_graph' needs a GPU")
     ]
     assert len(plan.cases) == len(ARMS)
 

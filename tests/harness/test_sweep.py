@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from rich.console import Console
 from ddbench.errors import DdbenchError, UserError
 from ddbench.harness import sweep
 from ddbench.harness.environment import child_environment
-from ddbench.harness.interrupt import SweepInterrupted
+from ddbench.harness.interrupt import ENDINGS, SweepInterrupted
 from ddbench.harness.plan import Capabilities, Plan, make_plan
 from ddbench.harness.store import CaseTables, RunFolder, open_run, write_case
 from ddbench.harness.sweep import Tally, execute, find_experiment, new_run, resumed_run
@@ -37,6 +37,15 @@ if not prepared.exists():
 for file in prepared.iterdir():
     shutil.copy(file, sys.argv[2])
 """
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    """An interrupted sweep ignores further signals until its process ends; this one goes on."""
+    before = {number: signal.getsignal(number) for number in ENDINGS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -144,11 +153,10 @@ def test_an_interrupted_sweep_says_how_to_go_on(
         return real(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(sweep, "run_case", interrupted_at_the_second)
-    before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SweepInterrupted, match=rf"1 of 3 cases are kept.*--resume {run.path}") as caught:
         execute(run, console, worker.command)
     assert caught.value.exit_code == 130
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert {signal.getsignal(number) for number in ENDINGS} == {signal.SIG_IGN}, "nothing disturbs the tidying up"
     assert open_run(run.path).missing() == ("b", "c")
     assert sorted(path.name for path in (run.path / "cases").iterdir()) == ["a"]
 
@@ -250,6 +258,7 @@ def test_a_sweep_stopped_by_ctrl_c_resumes_to_the_same_result(tmp_path: Path) ->
         stderr=subprocess.PIPE,
         text=True,
         env=surroundings,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's is ignored
     )
     assert first.stdout is not None
     assert any(line.startswith("[1/3] ok") for line in first.stdout)
