@@ -38,8 +38,12 @@ class Record(BaseModel):
 class EngineSpec(Record):
     """Everything that decides what the engine computes and how; the part fields name entries of `PARTS`."""
 
-    target: str = Field("nano-k2", min_length=1, description="named shape, shipped pair, or folder with a checkpoint")
-    drafter: str | None = Field(None, min_length=1, description="folder with a drafter; without: the target's own")
+    target: str = Field(
+        default="nano-k2", min_length=1, description="named shape, shipped pair, or folder with a checkpoint"
+    )
+    drafter: str | None = Field(
+        default=None, min_length=1, description="folder with a drafter; without: the target's own"
+    )
     draft: str = "dflash"
     materialize: str = "fused"
     tree_build: str = "heap"
@@ -47,21 +51,24 @@ class EngineSpec(Record):
     attention: str = "dense_mask"
     sampling: str = "greedy"
     executor: str = "eager"
-    node_budget: int = Field(32, ge=0, le=4096, description="most nodes of a draft tree, the root not counted")
+    node_budget: int = Field(default=32, ge=0, le=4096, description="most nodes of a draft tree, the root not counted")
     block_size: int | None = Field(
-        None, ge=2, le=64, description="positions of a draft block, anchor included; without: as trained; smaller only"
+        default=None,
+        ge=2,
+        le=64,
+        description="positions of a draft block, anchor included; without: as trained; smaller only",
     )
-    temperature: float = Field(1.0, gt=0.0, le=10.0, description="read by stochastic sampling only")
+    temperature: float = Field(default=1.0, gt=0.0, le=10.0, description="read by stochastic sampling only")
     oracle_quality: tuple[Share, ...] = Field(
-        (), description="oracle draft only: per position, how often its first choice is right: 0.9+0.8+0.7"
+        default=(), description="oracle draft only: per position, how often its first choice is right: 0.9+0.8+0.7"
     )
     experts: Literal["packed", "dequantized"] = Field(
-        "dequantized", description="INT4 experts: unpacked at every use (packed) or once at load (dequantized)"
+        default="dequantized", description="INT4 experts: unpacked at every use (packed) or once at load (dequantized)"
     )
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="float32 or bfloat16")
-    device: Literal["cpu", "cuda"] = Field("cpu", description="cpu or cuda; set by --device")
-    num_threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; without: torch's default")
-    seed: Seed = Field(0, description="of random weights and of sampling")
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="float32 or bfloat16")
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="cpu or cuda; set by --device")
+    num_threads: int | None = Field(default=None, ge=1, le=1024, description="CPU threads; without: torch's default")
+    seed: Seed = Field(default=0, description="of random weights and of sampling")
 
 
 PART_FIELDS: tuple[str, ...] = (
@@ -93,26 +100,26 @@ ARMS: dict[str, dict[str, Any]] = {
 class WorkloadSpec(Record):
     """Which prompts, how many at once, how long the answers."""
 
-    prompts: str = Field("held-out", description="held-out: the target's own; random: token ids (labelled)")
-    kinds: tuple[str, ...] = Field((), description="kinds of prompts to keep: code+prose; without: all")
-    num_requests: int = Field(16, ge=1, le=10_000, description="requests of a timed pass, each another prompt")
-    max_new_tokens: int = Field(64, ge=1, description="length limit of an answer")
-    concurrency: int = Field(1, ge=1, le=1024, description="requests in flight")
-    ignore_stop: bool = Field(False, description="decode to the length limit whatever is generated (labelled)")
-    prompt_seed: Seed = Field(0, description="which prompts are chosen")
+    prompts: str = Field(default="held-out", description="held-out: the target's own; random: token ids (labelled)")
+    kinds: tuple[str, ...] = Field(default=(), description="kinds of prompts to keep: code+prose; without: all")
+    num_requests: int = Field(default=16, ge=1, le=10_000, description="requests of a timed pass, each another prompt")
+    max_new_tokens: int = Field(default=64, ge=1, description="length limit of an answer")
+    concurrency: int = Field(default=1, ge=1, le=1024, description="requests in flight")
+    ignore_stop: bool = Field(default=False, description="decode to the length limit whatever is generated (labelled)")
+    prompt_seed: Seed = Field(default=0, description="which prompts are chosen")
 
 
 class CaptureSpec(Record):
     """How a case is observed: warm-up, repeats of the clean pass, and whether stages get their own pass."""
 
     mode: Literal["none", "stages"] = Field(
-        "stages", description="stages: an attributed pass after the clean one; none"
+        default="stages", description="stages: an attributed pass after the clean one; none"
     )
-    num_warmup_requests: int = Field(2, ge=0, le=10_000, description="other prompts, before anything is timed")
-    num_clean_passes: int = Field(1, ge=1, le=100, description="timed passes without instrumentation")
-    parity_prompts: int = Field(4, ge=1, description="prompts that are checked against plain decoding first")
-    parity_tokens: int = Field(24, ge=1, description="tokens of each of them")
-    timeout_s: int = Field(600, ge=1, description="after so many seconds a case has failed")
+    num_warmup_requests: int = Field(default=2, ge=0, le=10_000, description="other prompts, before anything is timed")
+    num_clean_passes: int = Field(default=1, ge=1, le=100, description="timed passes without instrumentation")
+    parity_prompts: int = Field(default=4, ge=1, description="prompts that are checked against plain decoding first")
+    parity_tokens: int = Field(default=24, ge=1, description="tokens of each of them")
+    timeout_s: int = Field(default=600, ge=1, description="after so many seconds a case has failed")
 
 
 class Case(Record):

@@ -54,7 +54,7 @@ def _parts_table() -> Table:
     table = _table("Parts (axes of the engine, * the default)", "part", "variant", "what it does")
     for part in PART_FIELDS:
         default = EngineSpec.model_fields[part].default
-        rows = [
+        rows: list[tuple[str, str, str | None]] = [
             (f"{name} *" if name == default else name, (kind.__doc__ or "").strip().partition("\n")[0], None)
             for name, kind in PARTS[part].items()
         ]
