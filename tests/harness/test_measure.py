@@ -140,6 +140,20 @@ def test_what_an_acceptance_length_is_worth_is_said() -> None:
     assert replayed.counters["tokens_accepted"] > result.counters["tokens_accepted"]
 
 
+def test_the_card_names_the_block_that_ran_and_a_drafter_only_where_one_ran() -> None:
+    """H20: a block smaller than the trained one costs acceptance and has to be seen."""
+    card = ok(job("ddtree", block_size=3))[0].models
+    assert (card.block_size, card.trained_block_size) == (3, 5)
+    assert (card.drafter, card.num_drafter_parameters > 0) == ("tiny-gqa-dflash", True)
+    assert ok(job("chain"))[0].models.block_size == 5
+    ar = ok(job("ar"))[0].models
+    assert (ar.block_size, ar.trained_block_size) == (None, None)
+    lookup = ok(job("prompt_lookup"))[0].models
+    assert (lookup.block_size, lookup.trained_block_size) == (5, None)
+    for other in (ar, lookup):
+        assert (other.drafter, other.drafter_digest, other.num_drafter_parameters) == ("none", "none", 0)
+
+
 def test_a_part_that_took_another_path_is_not_measured_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """H29: a fused run that fell back is a failure, not a slow fused run."""
     real = measure.pass_rows
