@@ -9,12 +9,13 @@ from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.table import Column
 
 from ddbench import units
 from ddbench.records import CaseResult, FailedResult, IncorrectResult, OkResult
 from ddbench.spec import Case
 
-ROOMY = 80  # columns of a terminal from which labels are padded to line up
+ROOMY = 80  # columns of a terminal from which there is room for a bar and for labels that line up
 _COLOURS = {"ok": "green", "incorrect": "red", "failed": "red"}
 
 
@@ -37,11 +38,12 @@ class SweepDisplay:
         self._label = ""
         self._bar = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[left]}"),
+            *((BarColumn(bar_width=24),) if console.width >= ROOMY else ()),
+            TextColumn("{task.fields[left]}", table_column=Column(no_wrap=True)),
+            TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
             console=console,
+            expand=True,
             transient=True,
             refresh_per_second=2,  # the bar runs beside the measurement
             disable=not self._is_live,
@@ -86,7 +88,8 @@ def result_row(result: CaseResult, width: int = 0) -> str:
     """One finished case on one line: label, tokens per second and acceptance length, or what went wrong."""
     label = _label(result.case)
     if isinstance(result, OkResult):
-        return f"{label:<{width}}  {_speed(result):>10}  tau {_acceptance_length(result)}{_parity_note(result)}"
+        speed = f"{_speed(result):>{10 if width else 0}}"
+        return f"{label:<{width}}  {speed}  tau {_acceptance_length(result)}{_parity_note(result)}"
     if isinstance(result, FailedResult):
         return f"{label:<{width}}  {result.outcome}: {escaped(result.reason)}"
     return f"{label:<{width}}  {_first_divergence(result)}"

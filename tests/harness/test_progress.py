@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 
 import pytest
@@ -92,8 +93,7 @@ def test_a_terminal_sees_the_bar_the_phase_and_the_time_left(run: RunFolder, ok_
     console = Console(file=io.StringIO(), width=100, force_terminal=True, _environ={"TERM": "xterm", "NO_COLOR": "1"})
     text = "\n".join(shown(console, run, ok_result, seconds=100.0))
     assert "[1/3] ok        ar c=1      3.00 tok/s  tau 1.50\n" in text
-    assert "chain c=1" in text
-    assert "2/3 about 1 min 40 s left" in text
+    assert re.search(r"2/3 .* about 1 min 40 s left chain c=1", text)
     assert "\x1b[32m" not in text, "no colour where none is wanted"
 
 
