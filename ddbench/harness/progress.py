@@ -9,7 +9,6 @@ from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
-from rich.table import Column
 
 from ddbench import units
 from ddbench.records import CaseResult, FailedResult, IncorrectResult, OkResult
@@ -40,10 +39,9 @@ class SweepDisplay:
             SpinnerColumn(),
             MofNCompleteColumn(),
             *((BarColumn(bar_width=24),) if console.width >= ROOMY else ()),
-            TextColumn("{task.fields[left]}", table_column=Column(no_wrap=True)),
-            TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.description}"),
             console=console,
-            expand=True,
             transient=True,
             refresh_per_second=2,  # the bar runs beside the measurement
             disable=not self._is_live,
@@ -60,10 +58,10 @@ class SweepDisplay:
     def started(self, case: Case) -> None:
         self._begin = self._clock()
         self._label = case.label
-        self._bar.update(self._task, description=self._label, left=self._time_left())
+        self._bar.update(self._task, description=self._doing(""), left=self._time_left())
 
     def phase(self, text: str) -> None:
-        self._bar.update(self._task, description=f"{self._label}: {text}")
+        self._bar.update(self._task, description=self._doing(f": {text}"))
 
     def finished(self, result: CaseResult) -> None:
         self._spent += self._clock() - self._begin
@@ -77,6 +75,11 @@ class SweepDisplay:
         if not self._is_live and self._num_left:
             line += f"  ({self._time_left()})"
         self._console.print(line, highlight=False, soft_wrap=not self._is_live)
+
+    def _doing(self, phase: str) -> str:
+        """What stands behind the bar, short enough for one line and a `^C` after it."""
+        taken = 65 if self._console.width >= ROOMY else 40
+        return escaped(units.shortened(f"{self._label}{phase}", max(12, self._console.width - taken)))
 
     def _time_left(self) -> str:
         if not self._num_timed:

@@ -135,7 +135,7 @@ def drafter_command(context: click.Context, **options: Any) -> None:
 
 @train.command("evaluate")
 @click.option("--pair", default="nano-k2", show_default=True, help="A shipped pair, or a pair folder.")
-@click.option("--prompts", "num_prompts", type=click.IntRange(1), help="Held-out prompts [all of them].")
+@click.option("--prompts", "num_prompts", type=click.IntRange(1, 10_000), help="Held-out prompts [all of them].")
 @click.option("--max-new-tokens", type=click.IntRange(2), default=64, show_default=True)
 @click.option("--concurrency", type=click.IntRange(1), default=16, show_default=True, help="Requests in flight.")
 @click.option("--device", type=DEVICE, default="cpu", show_default=True)

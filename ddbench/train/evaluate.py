@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from ddbench import units
 from ddbench.analysis.acceptance import is_degenerate
 from ddbench.engine.engine import Engine
@@ -52,6 +54,8 @@ def evaluate_pair(
     report: Report,
 ) -> dict[str, Any]:
     """Run every arm on the same requests; -> what the training card says under 'evaluation'."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("device 'cuda': torch sees no CUDA device here; use --device cpu")
     folder = _pair_folder(pair)
     prompts = folder / "prompts.jsonl"
     base = EngineSpec(target=pair, device=device)
