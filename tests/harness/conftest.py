@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from ddbench.errors import UserError
+from ddbench.harness.interrupt import ENDINGS
 from ddbench.harness.plan import Capabilities
 from ddbench.harness.store import CaseTables, RunFolder, create_run
 from ddbench.records import (
@@ -36,6 +38,15 @@ def check_target(name: str) -> None:
 
 def reason_against(spec: EngineSpec) -> str | None:
     return "a budget of 64 is too much" if spec.node_budget == 64 else None
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    """An interrupted sweep ignores further signals until its process ends; this one goes on."""
+    before = {number: signal.getsignal(number) for number in ENDINGS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

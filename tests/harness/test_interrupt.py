@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -65,15 +65,6 @@ except DdbenchError as error:
 """
 
 MakeResult = Callable[[str, Case], OkResult]
-
-
-@pytest.fixture(autouse=True)
-def _signals_as_before() -> Iterator[None]:
-    """An interrupted sweep ignores further signals until its process ends; this one goes on."""
-    before = {number: signal.getsignal(number) for number in ENDINGS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 class Scene:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,15 +37,6 @@ if not prepared.exists():
 for file in prepared.iterdir():
     shutil.copy(file, sys.argv[2])
 """
-
-
-@pytest.fixture(autouse=True)
-def _signals_as_before() -> Iterator[None]:
-    """An interrupted sweep ignores further signals until its process ends; this one goes on."""
-    before = {number: signal.getsignal(number) for number in ENDINGS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture
