@@ -59,6 +59,33 @@ class LoadSample(Record):
     throttle_reasons: tuple[str, ...] | NotMeasured
 
 
+class CeilingSample(Record):
+    """What this machine can do at best at one thing, measured in the run, in the cases' own dtype and thread count.
+
+    `amount` is bytes per second (`read`: one stream in; `copy`: bytes read plus bytes written), flops per second
+    (`matmul`) or nanoseconds (`launch`: one small op from the host, back to back).
+    """
+
+    kind: Literal["read", "copy", "matmul", "launch"]
+    cache: Literal["hot", "cold", "none"]  # hot: fits the last-level cache; cold: far larger; none: no matter
+    when: Literal["before", "after"]  # the cases of the run
+    dtype: str
+    num_threads: int
+    working_set_bytes: int
+    amount: float = Field(gt=0)  # median over samples
+    low: float = Field(gt=0)  # lower quartile
+    high: float = Field(gt=0)  # upper quartile
+    num_samples: int = Field(ge=1)
+
+
+class Ceilings(Record):
+    """What ceilings.json of a run folder holds."""
+
+    device: str
+    last_level_cache_bytes: int | NotMeasured
+    samples: tuple[CeilingSample, ...]
+
+
 class Divergence(Record):
     """The first place where speculative output leaves the autoregressive one."""
 
@@ -183,7 +210,8 @@ class OkResult(_Result):
     passes: tuple[PassSummary, ...] = Field(min_length=1)
     stage_costs: tuple[StageCost, ...]
     path_used: dict[str, str]  # part -> the path that ran
-    counters: dict[str, int]  # exact, noise-free: kernel_launches, host_syncs, nodes_verified, ...
+    counters: dict[str, int]  # exact, noise-free: torch_ops, host_reads, nodes_verified, ... (analysis/counters.py)
+    output_digest: str | NotMeasured = NotMeasured(not_measured="written before outputs had a digest")
     peak_memory_bytes: int | NotMeasured
 
 
@@ -225,7 +253,7 @@ class ResultFile(Record):
 class Manifest(Record):
     """What a run folder is: the question, the plan, the place."""
 
-    schema_version: int = 1
+    schema_version: int = 2
     run_id: str
     ddbench_version: str
     created_at: str  # UTC, ISO 8601
@@ -234,6 +262,7 @@ class Manifest(Record):
     case_ids: tuple[Annotated[str, Field(pattern=r"^\w[\w-]*$")], ...]  # in execution order; names of folders
     cases: tuple[Case, ...] = ()  # the case of each id
     skipped: tuple[SkippedCase, ...]
+    interleaved_with: str | None = None  # run id of the other code whose blocks ran in turns with this run's
 
     @model_validator(mode="after")
     def _distinct_ids(self) -> Self:

@@ -10,6 +10,7 @@ A file that is absent, damaged or of another shape is a `SchemaError` that names
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -23,15 +24,18 @@ from ddbench.analysis.tables import TABLES, read_parquet, table_schema
 from ddbench.errors import SchemaError, UserError
 from ddbench.records import (
     CaseResult,
+    Ceilings,
     FailedResult,
     IncorrectResult,
     Manifest,
+    NotMeasured,
     OkResult,
     ResultFile,
 )
 from ddbench.spec import PART_FIELDS, Case, from_json
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+READABLE_VERSIONS: tuple[int, ...] = (1, 2)  # what 2 added to 1 has defaults
 # What every row of every table says about its case.
 CONTEXT_COLUMNS: tuple[str, ...] = (
     "run",
@@ -61,6 +65,7 @@ class RunFrames:
     costs: pd.DataFrame
     failures: pd.DataFrame  # run, case_id, arm, label, outcome, reason, log_tail
     skipped: pd.DataFrame  # run, arm, label, reason
+    ceilings: Mapping[str, Ceilings | NotMeasured]  # run -> what its machine can do at best
 
     @property
     def is_merged(self) -> bool:
@@ -90,6 +95,7 @@ def load_run(folder: Path) -> RunFrames:
             [{"run": manifest.run_id, "arm": s.arm, "label": s.label, "reason": s.reason} for s in manifest.skipped],
             columns=["run", "arm", "label", "reason"],
         ),
+        ceilings={manifest.run_id: _read_ceilings(folder)},
     )
 
 
@@ -103,6 +109,7 @@ def merge_runs(runs: Sequence[RunFrames]) -> RunFrames:
     merged: dict[str, Any] = {
         "manifests": tuple(manifest for run in runs for manifest in run.manifests),
         "results": {key: result for run in runs for key, result in run.results.items()},
+        "ceilings": {name: ceilings for run in runs for name, ceilings in run.ceilings.items()},
     }
     for field in fields(RunFrames):
         if field.name not in merged:
@@ -132,15 +139,33 @@ def _read_text(path: Path) -> str:
 
 def _read_manifest(folder: Path) -> Manifest:
     path = folder / "manifest.json"
-    manifest = from_json(Manifest, _read_text(path), str(path))
+    text = _read_text(path)
+    _check_version(text, path)
+    manifest = from_json(Manifest, text, str(path))
     if manifest.cases and len(manifest.cases) != len(manifest.case_ids):
         raise SchemaError(f"{path}: {len(manifest.case_ids)} case ids for {len(manifest.cases)} cases: damaged")
-    if manifest.schema_version != SCHEMA_VERSION:
-        raise SchemaError(
-            f"{path}: schema version {manifest.schema_version}, this ddbench reads {SCHEMA_VERSION}: "
-            f"use ddbench {manifest.ddbench_version}, or run the experiment again"
-        )
     return manifest
+
+
+def _check_version(text: str, path: Path) -> None:
+    """Before anything else is read: a record of another version would only look damaged."""
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError:
+        return  # damage is told better by whoever parses it all
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if isinstance(version, int) and version not in READABLE_VERSIONS:
+        raise SchemaError(
+            f"{path}: schema version {version}, this ddbench reads {' and '.join(map(str, READABLE_VERSIONS))}: "
+            f"use ddbench {data.get('ddbench_version', 'of that time')}, or run the experiment again"
+        )
+
+
+def _read_ceilings(folder: Path) -> Ceilings | NotMeasured:
+    path = folder / "ceilings.json"
+    if not path.exists():
+        return NotMeasured(not_measured="the run has no ceilings.json: its machine's ceilings were not measured")
+    return from_json(Ceilings, _read_text(path), str(path))
 
 
 def _read_results(folder: Path, manifest: Manifest) -> dict[str, CaseResult]:

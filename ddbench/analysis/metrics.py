@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ddbench.analysis import acceptance, speed
+from ddbench.analysis import acceptance, blocks, speed
 from ddbench.analysis.settings import Setting, Study
 from ddbench.analysis.values import Compute, Counted, Unit, Value, missing, to_estimate
 
@@ -30,6 +30,7 @@ class Metric:
     compute: Compute
     needs_draft: bool = False  # has no meaning in an arm that drafts nothing
     counted: Counted = "prompts"  # what n counts and the interval resamples
+    per_block: blocks.PerBlock | None = None  # where it can be compared in pairs: its value in every interleaved repeat
 
 
 METRICS: dict[str, Metric] = {
@@ -46,6 +47,7 @@ METRICS: dict[str, Metric] = {
             ("passes",),
             speed.output_rate,
             counted="rounds",
+            per_block=blocks.output_rate,
         ),
         Metric(
             "tpot_ms",
@@ -56,6 +58,7 @@ METRICS: dict[str, Metric] = {
             "repeats of one prompt count as their median",
             ("requests",),
             speed.tpot,
+            per_block=blocks.tpot,
         ),
         Metric(
             "ttft_ms",
@@ -66,6 +69,7 @@ METRICS: dict[str, Metric] = {
             "waiting for the running round; time in the queue before admission is not part of it",
             ("requests",),
             speed.ttft,
+            per_block=blocks.ttft,
         ),
         Metric(
             "round_ms",
@@ -88,6 +92,7 @@ METRICS: dict[str, Metric] = {
             ("steps",),
             speed.round_cost,
             counted="rounds",
+            per_block=blocks.round_cost,
         ),
         Metric(
             "acceptance_length",
@@ -98,6 +103,7 @@ METRICS: dict[str, Metric] = {
             "or the length limit cut off are not counted",
             ("rounds",),
             acceptance.acceptance_length,
+            per_block=blocks.acceptance_length,
         ),
         Metric(
             "acceptance_length_macro",

@@ -46,7 +46,7 @@ Notify = Callable[[str], None]
 def measure_case(job: Job, notify: Notify) -> tuple[CaseResult, CaseTables | None]:
     """Run one case. Faults of the engine or of the request come out as exceptions."""
     case = job.case
-    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     notify("loading")
     if case.engine.num_threads is not None:
         torch.set_num_threads(case.engine.num_threads)

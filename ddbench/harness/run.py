@@ -54,7 +54,7 @@ class Ending:
 def run_case(run: RunFolder, job: Job, on_phase: Callable[[str], None], command: Sequence[str] = WORKER) -> CaseResult:
     """Run a case and put its folder in place."""
     case_id, case = job.case_id, job.case
-    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     with run.new_case_folder(case_id) as folder:
         job_file = folder / "job.json"
         job_file.write_text(job.model_dump_json(), encoding="utf-8")

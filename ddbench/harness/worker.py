@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
 
 def guarded(job: Job, notify: Notify, measure: Measure) -> tuple[CaseResult, CaseTables | None]:
     """The case boundary: whatever goes wrong in a case becomes a typed result, and the sweep goes on."""
-    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     try:
         return measure(job, notify)
     except Exception as error:  # noqa: BLE001 the one place where every failure of a case has to be caught
