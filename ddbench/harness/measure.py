@@ -1,8 +1,8 @@
 """One case in its own process: build, prove correct, warm up, time. Returns records; writes nothing.
 
 The order is fixed: parity first, so that no timing exists of a wrong engine; then clean passes, from which alone speed
-is read; then the pass with stage timers. Outputs of all passes are held against each other and, where the sweep has
-one, against the `ar` case of the same workload.
+is read; then the pass with stage timers, and a short one that counts ops. Outputs of all passes are held against each
+other and, where the sweep has one, against the `ar` case of the same workload.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from ddbench.engine.types import Request
 from ddbench.errors import DdbenchError
 from ddbench.harness import parity
 from ddbench.harness.capture import CAPTURES, CleanProbe, host_load, load_sample
-from ddbench.harness.observe import count, pass_rows
+from ddbench.harness.observe import count, output_digest, pass_rows
+from ddbench.harness.op_counts import count_ops
 from ddbench.harness.run import Job
 from ddbench.harness.store import CaseTables, read_table, table_schema
 from ddbench.harness.summary import (
@@ -56,10 +57,13 @@ def measure_case(job: Job, notify: Notify) -> tuple[CaseResult, CaseTables | Non
     notify("parity")
     verdict = check_parity(case, models, engine, workload.measured)
     observed: list[Observed] = []
+    op_counts: dict[str, int] = {}
     if verdict.status != "diverged":
         notify("warm-up")
         warm_up(engine, case, workload.warmup)
         observed = _run_passes(case, engine, workload.measured, notify)
+        notify("counting ops")
+        op_counts = count_ops(engine, workload.measured, case.workload.concurrency)
         notify("checking outputs")
         verdict = parity.merged(verdict, check_outputs(job, models, workload.measured, observed[0].outputs))
     card = model_card(case.engine, models)
@@ -84,7 +88,8 @@ def measure_case(job: Job, notify: Notify) -> tuple[CaseResult, CaseTables | Non
         passes=tuple(one.summary for one in observed),
         stage_costs=case_costs(case, models, observed),
         path_used=path_used(case.engine, observed),
-        counters=count(observed[0].rows),
+        counters=count(observed[0].rows) | op_counts,
+        output_digest=output_digest(observed[0].outputs),
         peak_memory_bytes=peak_memory_bytes(case.engine),
     )
     return result, _tables(observed)

@@ -6,8 +6,10 @@ disagreement is a bug and stops the case.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddbench.engine.types import Finished, Request
@@ -156,6 +158,12 @@ def count(rows: PassRows) -> dict[str, int]:
         "tokens_repeated": sum(r.num_repeated for r in rows.rounds),
         "identity_paths": sum(r.is_identity_path for r in rows.rounds),
     }
+
+
+def output_digest(outputs: Mapping[int, Sequence[int]]) -> str:
+    """A content address of what a pass emitted: two runs of a greedy case that differ in it emitted other tokens."""
+    text = json.dumps([[request_id, *outputs[request_id]] for request_id in sorted(outputs)])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def typical_round(rows: PassRows, block: int) -> TypicalRound:

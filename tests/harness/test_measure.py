@@ -170,7 +170,15 @@ def test_a_part_that_took_another_path_is_not_measured_under_its_name(monkeypatc
 def test_phases_are_announced_in_order() -> None:
     phases: list[str] = []
     measure_case(job("ar"), phases.append)
-    assert phases == ["loading", "parity", "warm-up", "clean pass", "attributed pass", "checking outputs"]
+    assert phases == [
+        "loading",
+        "parity",
+        "warm-up",
+        "clean pass",
+        "attributed pass",
+        "counting ops",
+        "checking outputs",
+    ]
 
 
 # ------------------------------------------------------------------------------------------------ the case boundary
