@@ -101,10 +101,11 @@ def plan_command(experiment: str, **options: Any) -> None:
 @_plan_options
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
 @click.option("--resume", metavar="RUN", type=FOLDER, help="Go on with an interrupted run.")
+@click.option("--against", metavar="CHECKOUT", type=FOLDER, help="Measure another checkout's code in turns with this.")
 @click.option("--out", type=FOLDER, help="Where run folders go  [default: runs]")
 @click.option("--no-report", is_flag=True, help="Measure only.")
 def sweep_command(
-    experiment: str | None, dry_run: bool, resume: Path | None, out: Path | None, no_report: bool, **options: Any
+    experiment: str | None, dry_run: bool, resume: Path | None, against: Path | None, no_report: bool, **options: Any
 ) -> None:
     """Run an experiment: every case in its own process, checked before it is timed; then write the report.
 
@@ -117,19 +118,16 @@ def sweep_command(
       ddbench sweep tree_budget --concurrency 1,4,16 --set node_budget=16,64
       ddbench sweep my_question.toml --arms ar,chain,ddtree --blocks 6
       ddbench sweep --resume runs/20250101T120000Z-default-1a2b3c4d
+      ddbench sweep --blocks 10 --against ../ddbench-before
     """
-    from ddbench.harness import sweep
-
-    if resume is None:
-        plan = _planned(experiment or "default", **options)
-        _show_plan(plan, with_cases=dry_run)
-        if dry_run:
-            return
-        run, tally = sweep.run_plan(plan, out or RUNS, _console())
-    else:
+    out = options.pop("out")
+    if resume is not None:
         _refuse_with_resume(experiment, dry_run, {"set": options.pop("sets"), **options, "out": out})
-        run, tally = sweep.resume(resume, _console())
-    _conclude(tally, run.path, has_report=not no_report)
+        _conclude(*_resumed(resume, against), has_report=not no_report)
+    plan = _planned(experiment or "default", **options)
+    _show_plan(plan, with_cases=dry_run)
+    if not dry_run:
+        _conclude(*_measured(plan, out or RUNS, against), has_report=not no_report)
 
 
 @main.command("check", short_help="Prove the implementations correct on this machine.")
@@ -264,11 +262,34 @@ def _refuse_with_resume(experiment: str | None, dry_run: bool, options: dict[str
         raise UserError(f"--resume goes on with a run as it was planned: leave out {', '.join(given)}")
 
 
-def _conclude(tally: Tally, path: Path, has_report: bool) -> None:
+def _measured(plan: Plan, out: Path, checkout: Path | None) -> tuple[Tally, Path, Path | None]:
+    """A new run; with another checkout's run before it, where they ran in turns."""
+    from ddbench.harness import against, sweep
+
+    if checkout is None:
+        run, tally = sweep.run_plan(plan, out, _console())
+        return tally, run.path, None
+    turns = against.run_in_turns(plan, out, checkout, _console())
+    return turns.tally, turns.after.path, turns.before.path
+
+
+def _resumed(path: Path, checkout: Path | None) -> tuple[Tally, Path, Path | None]:
+    from ddbench.harness import against, sweep
+
+    if checkout is None:
+        run, tally = sweep.resume(path, _console())
+        return tally, run.path, None
+    turns = against.resume_in_turns(path, checkout, _console())
+    return turns.tally, turns.after.path, turns.before.path
+
+
+def _conclude(tally: Tally, path: Path, before: Path | None, has_report: bool) -> None:
     """Publish first, fail last."""
     from ddbench.harness.interrupt import SweepInterrupted
 
-    click.echo(f"{tally}; run: {path}")
+    click.echo(f"{tally}; run: {path}" + (f"; in turns with: {before}" if before else ""))
+    if before is not None:
+        click.echo(f"compare: ddbench compare {before} {path}")
     if has_report and tally.counts["ok"]:
         try:
             _print_and_write_report(path)

@@ -15,7 +15,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,12 +36,22 @@ def environment_of(device: Literal["cpu", "cuda"]) -> Environment:
     """The environment, without loading CUDA into this process."""
     if device == "cpu":
         return read_environment(device)
-    command = [sys.executable, "-m", "ddbench.harness.environment", device]
-    done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=False)
+    return asked_environment((sys.executable, "-m", "ddbench.harness.environment"), device)
+
+
+def asked_environment(command: Sequence[str], device: str) -> Environment:
+    """What a process of its own says about this machine and its own code."""
+    done = subprocess.run((*command, device), capture_output=True, text=True, env=child_environment(), check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise DdbenchError(f"device '{device}': its environment could not be read: {last}")
     return from_json(Environment, done.stdout, "environment")
+
+
+def module_of(checkout: Path, module: str) -> tuple[str, ...]:
+    """The command that runs a module of another checkout of this package, whatever is installed here."""
+    start = f"import runpy, sys; sys.path.insert(0, {str(checkout)!r}); "
+    return (sys.executable, "-c", f"{start}runpy.run_module({module!r}, run_name='__main__', alter_sys=True)")
 
 
 def child_environment() -> dict[str, str]:

@@ -23,6 +23,7 @@ from typing import IO, Literal
 
 import psutil
 
+from ddbench.errors import SchemaError
 from ddbench.harness.environment import PACKAGE, child_environment
 from ddbench.harness.store import RunFolder, read_result, write_result
 from ddbench.records import CaseResult, FailedResult
@@ -61,7 +62,7 @@ def run_case(run: RunFolder, job: Job, on_phase: Callable[[str], None], command:
         ending = supervise((*command, str(job_file), str(folder)), case.capture.timeout_s, on_phase)
         job_file.unlink()
         if ending.exit_code == 0 and (folder / "result.json").is_file():
-            result = read_result(folder, case_id)
+            result = _read(folder, case_id, case, started_at, ending)
         else:
             result = _failure(ending, case_id, case, started_at)
         if isinstance(result, FailedResult):
@@ -70,6 +71,17 @@ def run_case(run: RunFolder, job: Job, on_phase: Callable[[str], None], command:
             write_result(folder, result)
         run.keep(folder, case_id)
     return result
+
+
+def _read(folder: Path, case_id: str, case: Case, started_at: str, ending: Ending) -> CaseResult:
+    """What the process has written. Another version's worker may write what this one does not understand."""
+    try:
+        return read_result(folder, case_id)
+    except SchemaError as error:
+        reason = f"its process wrote a result that cannot be read: {str(error).rpartition('/')[2]}"
+        return FailedResult(
+            case_id=case_id, case=case, started_at=started_at, seconds=ending.seconds, outcome="error", reason=reason
+        )
 
 
 def _failure(ending: Ending, case_id: str, case: Case, started_at: str) -> FailedResult:

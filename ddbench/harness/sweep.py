@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 
@@ -106,15 +107,20 @@ def _held(experiment: ExperimentSpec, lock_folder: Path | None) -> AbstractConte
 
 def new_run(plan: Plan, out: Path) -> RunFolder:
     """The folder of a new run, its manifest written."""
+    return create_run(out, manifest_of(plan, environment_of(plan.experiment.engine.device)))
+
+
+def manifest_of(plan: Plan, environment: Environment, role: str = "") -> Manifest:
+    """What a new run of this plan is; `role` tells runs of one start apart."""
     if not plan.cases:
         raise DdbenchError(f"nothing to measure: all {len(plan.skipped)} cases of the plan are skipped")
     engine = plan.experiment.engine
-    environment = environment_of(engine.device)
     if engine.num_threads is not None:
         environment = environment.model_copy(update={"num_threads": engine.num_threads})
     now = datetime.now(UTC)
-    manifest = Manifest(
-        run_id=run_id(now.strftime("%Y%m%dT%H%M%SZ"), plan.experiment.name, _plan_digest(plan, environment)),
+    name = plan.experiment.name + (f"-{role}" if role else "")
+    return Manifest(
+        run_id=run_id(now.strftime("%Y%m%dT%H%M%SZ"), name, _plan_digest(plan, environment)),
         ddbench_version=ddbench.__version__,
         created_at=now.isoformat(timespec="seconds"),
         experiment=plan.experiment,
@@ -123,7 +129,6 @@ def new_run(plan: Plan, out: Path) -> RunFolder:
         cases=plan.cases,
         skipped=plan.skipped,
     )
-    return create_run(out, manifest)
 
 
 def _plan_digest(plan: Plan, environment: Environment) -> str:
@@ -132,12 +137,23 @@ def _plan_digest(plan: Plan, environment: Environment) -> str:
 
 
 def resumed_run(path: Path) -> RunFolder:
-    """An unfinished run to go on with: the code, the place and the weights must be what they were."""
+    """An unfinished run of this code to go on with."""
     run = open_run(path)
-    manifest = run.manifest
-    if not manifest.cases:
-        raise SchemaError(f"{path}: its manifest does not hold the cases: it cannot be resumed, start a new run")
-    now = environment_of(default_device(manifest.cases[0].engine.device))
+    if run.manifest.interleaved_with is not None:
+        raise UserError(f"{path}: ran in turns with other code: name its checkout with --against")
+    return as_it_was(run, environment_of(device_of(run)))
+
+
+def device_of(run: RunFolder) -> Literal["cpu", "cuda"]:
+    """The device of a run that can be resumed, which must be here."""
+    if not run.manifest.cases:
+        raise SchemaError(f"{run.path}: its manifest does not hold the cases: it cannot be resumed, start a new run")
+    return default_device(run.manifest.cases[0].engine.device)
+
+
+def as_it_was(run: RunFolder, now: Environment) -> RunFolder:
+    """The run, cleared for going on: the code, the place and the weights must be what they were."""
+    path, manifest = run.path, run.manifest
     if now.code_digest != manifest.environment.code_digest:
         raise UserError(
             f"{path}: was made by other code (digest {manifest.environment.code_digest[:12]}, "
@@ -194,42 +210,42 @@ def _file_digest(path: Path) -> str:
 
 def execute(run: RunFolder, console: Console, command: Sequence[str] = WORKER) -> Tally:
     """Run every case that has no result yet; the tally counts all cases of the run. The caller holds the device."""
-    for fault in run.damaged().values():
-        console.print(f"measured again: {escaped(fault)}", highlight=False, soft_wrap=True)
-    missing = run.missing()
-    if not missing:
-        console.print("nothing is left to do: every case has a result", highlight=False)
-    tally, references = _what_is_done(run, missing)
-    display = SweepDisplay(console, run.manifest.cases, len(missing))
+    leg = Leg(run, console, command)
+    display = SweepDisplay(console, run.manifest.cases, len(leg.missing))
     with resumable(run), display:
-        for one in missing:
-            case = run.case(one)
-            key = reference_key(case)
-            display.started(case)
-            job = Job(case_id=one, case=case, reference=references.get(key))
-            result = run_case(run, job, display.phase, command)
-            display.finished(result)
-            tally.add(result)
-            if _is_reference(result):
-                references.setdefault(key, _outputs_of(run, one))
-    return tally
+        for one in leg.missing:
+            leg.measure(one, display)
+    return leg.tally
 
 
-def _what_is_done(run: RunFolder, missing: Sequence[str]) -> tuple[Tally, dict[str, str]]:
-    tally = Tally()
-    references: dict[str, str] = {}
-    for one in run.manifest.case_ids:
-        if one not in missing:
-            result = run.result(one)
-            tally.add(result)
-            if _is_reference(result):
-                references.setdefault(reference_key(result.case), _outputs_of(run, one))
-    return tally, references
+class Leg:
+    """A run being executed, case by case: what is done, what is missing, whose outputs the others are held against."""
 
+    def __init__(self, run: RunFolder, console: Console, command: Sequence[str]) -> None:
+        self.run = run
+        self.tally = Tally()
+        self._command = command
+        self._references: dict[str, str] = {}
+        for fault in run.damaged().values():
+            console.print(f"measured again: {escaped(fault)}", highlight=False, soft_wrap=True)
+        self.missing = run.missing()
+        if not self.missing:
+            console.print("nothing is left to do: every case has a result", highlight=False)
+        for one in run.manifest.case_ids:
+            if one not in self.missing:
+                self._note(one, run.result(one))
 
-def _is_reference(result: CaseResult) -> bool:
-    return isinstance(result, OkResult) and result.case.arm == "ar" and result.case.engine.sampling == "greedy"
+    def measure(self, one: str, display: SweepDisplay) -> None:
+        """Run a case and put it in its place."""
+        case = self.run.case(one)
+        display.started(case)
+        job = Job(case_id=one, case=case, reference=self._references.get(reference_key(case)))
+        result = run_case(self.run, job, display.phase, self._command)
+        display.finished(result)
+        self._note(one, result)
 
-
-def _outputs_of(run: RunFolder, one: str) -> str:
-    return str(run.case_folder(one) / "requests.parquet")
+    def _note(self, one: str, result: CaseResult) -> None:
+        self.tally.add(result)
+        if isinstance(result, OkResult) and result.case.arm == "ar" and result.case.engine.sampling == "greedy":
+            outputs = self.run.case_folder(one) / "requests.parquet"
+            self._references.setdefault(reference_key(result.case), str(outputs))

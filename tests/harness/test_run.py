@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddbench.errors import SchemaError
 from ddbench.harness.environment import PACKAGE
 from ddbench.harness.run import Job, run_case, scrubbed, supervise
 from ddbench.harness.store import RunFolder
@@ -84,10 +83,10 @@ def test_half_a_result_of_a_crashed_case_is_not_read(run_script: RunScript, run:
     assert run.result("a") == result
 
 
-def test_a_damaged_result_of_a_finished_case_is_an_error(run_script: RunScript, run: RunFolder) -> None:
-    with pytest.raises(SchemaError, match=r"result\.json"):
-        run_script("import sys; open(sys.argv[2] + '/result.json', 'w').write('{')")
-    assert run.done == ()
+def test_a_result_that_cannot_be_read_is_a_failed_case(run_script: RunScript) -> None:
+    result = run_script("import sys; open(sys.argv[2] + '/result.json', 'w').write('{')")
+    assert isinstance(result, FailedResult)
+    assert result.reason.startswith("its process wrote a result that cannot be read: result.json: damaged")
 
 
 def test_phases_are_passed_on_and_other_prints_are_log(run_script: RunScript) -> None:
