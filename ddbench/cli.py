@@ -2,7 +2,8 @@
 the command, so that reports can be made where no torch is installed.
 
 Exit codes: 0 fine; 1 a check failed; 2 the request is wrong; 4 nothing was measured, or a case failed or was incorrect;
-130 interrupted, to be resumed. Whatever is meant for the user is one line on standard error.
+130 interrupted, to be resumed; those of a gate are in `analysis/gate_rows.py`. Whatever is meant for the user is one
+line on standard error.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 
     from ddbench.harness.plan import Plan
     from ddbench.harness.sweep import Tally
-    from ddbench.spec import Axis, ExperimentSpec
 
 FORMATS = ("html", "md", "console")
 RUNS = Path("runs")
 FOLDER = Folder()
+FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.group(cls=Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -122,7 +123,8 @@ def sweep_command(
     """
     out = options.pop("out")
     if resume is not None:
-        _refuse_with_resume(experiment, dry_run, {"set": options.pop("sets"), **options, "out": out})
+        given = {"set": options.pop("sets"), **options, "out": out}
+        _refuse_with("--resume goes on with a run as it was planned", experiment, given, dry_run)
         _conclude(*_resumed(resume, against), has_report=not no_report)
     plan = _planned(experiment or "default", **options)
     _show_plan(plan, with_cases=dry_run)
@@ -172,6 +174,118 @@ def report_command(runs: tuple[Path, ...], formats: str, out: Path | None) -> No
     _name_reports(build_report(list(runs), chosen, out))
 
 
+@main.command("qualify", short_help="Measure one code's own noise and counters: a baseline for the gate.")
+@click.argument("experiment", required=False)
+@_plan_options
+@click.option("--from", "runs", metavar="RUN", type=FOLDER, multiple=True, help="Finished runs instead of a new one.")
+@click.option("--runs", "folder", type=FOLDER, help="Where the run folder goes  [default: runs]")
+@click.option("--out", "file", type=FILE, required=True, help="The baseline, a JSON file.")
+def qualify_command(
+    experiment: str | None, runs: tuple[Path, ...], folder: Path | None, file: Path, **options: Any
+) -> None:
+    """Run an experiment 12 times in turns (--blocks), all the same code, and keep it as a baseline: exact counters,
+    outputs, times, and the noise floor under which no difference means anything.
+
+    With --from, the baseline is made of finished runs of the same code. Several of them also tell what differs
+    between runs.
+
+    \b
+    Examples:
+      ddbench qualify gate --out baseline.json
+      ddbench qualify --from runs/RUN --from runs/OTHER --out baseline.json
+    """
+    from ddbench.analysis.baseline import baseline_of_folders, write_baseline
+    from ddbench.report.console import print_report
+    from ddbench.report.floors import baseline_report
+
+    if runs:
+        given = {"set": options.pop("sets"), **options, "runs": folder}
+        _refuse_with("--from takes finished runs as they are", experiment, given)
+    baseline = baseline_of_folders(runs or _repeats(experiment or "default", folder or RUNS, file, **options))
+    write_baseline(file, baseline)
+    print_report(baseline_report(baseline), _console())
+    click.echo(f"baseline: {file}")
+
+
+@main.command("gate", short_help="Hold a run against a baseline: pass or fail.")
+@click.argument("run", type=FOLDER)
+@click.option("--baseline", type=FILE, required=True, help="What `ddbench qualify` made.")
+@click.option("--only", type=click.Choice(["counters", "timings"]), help="One kind of number.")
+@click.option("--threshold", "thresholds", metavar="METRIC=PCT", multiple=True, help="How much worse a time may get.")
+@click.option("--confirm", metavar="RUN2", type=FOLDER, help="A second run of the code: must show a slowdown too.")
+@click.option("--undecided-passes", is_flag=True, help="Exit code 0 in place of 3.")
+@click.option("--out", type=FOLDER, help="Folder for gate.html, gate.md, gate.json, comment.md  [default: RUN/gate]")
+@click.option("--junit", type=FILE, help="[default: junit.xml in that folder]")
+@click.option("--summary", type=FILE, envvar="GITHUB_STEP_SUMMARY", show_envvar=True, help="Append the report to it.")
+@click.option("--annotations/--no-annotations", envvar="GITHUB_ACTIONS", show_envvar=True, help="Print annotations.")
+def gate_command(run: Path, baseline: Path, out: Path | None, annotations: bool, **options: Any) -> None:
+    """Hold a run against a baseline: exact counters and outputs first, then paired times. The report is written before
+    anything fails.
+
+    Exit codes: 0 passed, 1 regression, 2 wrong request, 3 undecided, 4 not everything was measured, 5 not comparable.
+
+    \b
+    Examples:
+      ddbench gate runs/RUN --baseline baseline.json --only counters
+      ddbench gate runs/RUN --baseline baseline.json --threshold tpot_ms=5 --confirm runs/RUN2
+    """
+    from ddbench.analysis.gate import gate_folders
+    from ddbench.analysis.gate_policies import request_of
+    from ddbench.harness.store import check_run_folder
+    from ddbench.report.console import print_report
+    from ddbench.report.gate_files import Places, lines, publish
+    from ddbench.report.gate_report import gate_report
+
+    request = request_of(options["only"], options["thresholds"], options["undecided_passes"])
+    for folder in filter(None, (run, options["confirm"])):
+        check_run_folder(folder)
+    result = gate_folders(run, baseline, request, options["confirm"])
+    published = publish(result, Places(out or run / "gate", options["junit"], options["summary"]))
+    print_report(gate_report(result), _console())
+    click.echo("\n".join(lines(result, published, annotations)))
+    raise SystemExit(published.exit_code(result))
+
+
+@main.command("compare", short_help="Is one run, arm or variant slower than another, and why?")
+@click.argument("runs", nargs=-1, required=True, type=FOLDER, metavar="A [B]")
+@click.option("--arms", metavar="BASE,ARM", help="Two arms of one run instead of two runs.")
+@click.option("--where", metavar="FIELD=BASE,VALUE", help="Two variants of one run: tree_build=heap,device.")
+@click.option("--metrics", metavar="NAME[,NAME...]", help="Only these decide  [output_tok_per_s,tpot_ms,ttft_ms].")
+@click.option("--min-effect", type=click.FloatRange(0, 100), default=2.0, show_default=True, help="Percent that count.")
+@click.option("--allow", metavar="WHAT[,WHAT...]", help="What is meant to differ: libraries, driver, weights, ...")
+@click.option("--floors", metavar="BASELINE", type=FILE, help="Noise floors for runs that did not take turns.")
+@click.option(
+    "--format", "formats", default="console", show_default=True, help="Of html, md, console, json; comma-separated."
+)
+@click.option("--out", type=FOLDER, help="Folder for the files.")
+def compare_command(runs: tuple[Path, ...], formats: str, out: Path | None, **options: Any) -> None:
+    """Compare B (after) with A (before): faster, slower, same or undecided, and what made the difference.
+
+    A and B are run folders, measured in turns with `ddbench sweep --against`; or two arms, or variants, of one run.
+    Exit code: 0 nothing is slower, 1 something is, 3 it cannot be told, 4 not measured, 5 nothing may be compared.
+
+    \b
+    Examples:
+      ddbench compare runs/before runs/after
+      ddbench compare runs/before runs/after --format console,html,json --out comparison
+      ddbench compare runs/after --arms chain,ddtree
+      ddbench compare runs/after --where tree_build=heap,device --metrics tpot_ms
+    """
+    from ddbench.harness.store import check_run_folder
+    from ddbench.report.comparison_files import check_formats, compare_folders, publish
+
+    check_formats(_words(formats), out)
+    for run in runs:
+        check_run_folder(run)
+    for name in ("arms", "metrics", "allow"):
+        options[name] = _words(options[name])
+    options["min_effect"] /= 100
+    found = compare_folders(runs, **options)
+    files, text = publish(found, _words(formats), out)
+    click.echo(text + "".join(f"comparison: {file}\n" for file in files if file.suffix != ".svg"), nl=False)
+    raise SystemExit(found.exit_code)
+
+
 # --------------------------------------------------------------------------------------------------- behind commands
 
 
@@ -201,52 +315,10 @@ def _name_reports(files: Sequence[Path]) -> None:
             click.echo(f"report: {file}")
 
 
-def _axes(concurrency: str | None, sets: Sequence[str]) -> list[Axis]:
-    from ddbench.spec import parse_axis
+def _planned(experiment: str, **options: Any) -> Plan:
+    from ddbench.harness.request import planned
 
-    texts = [*([f"concurrency={concurrency}"] if concurrency is not None else []), *sets]
-    axes = []
-    for text in texts:
-        name, equals, values = text.partition("=")
-        if not equals:
-            raise UserError(f"--set: expected AXIS=VALUE[,VALUE...], got {shown(text)}")
-        axes.append(parse_axis(name.strip(), values))
-    return axes
-
-
-def _planned(
-    name: str,
-    *,
-    concurrency: str | None,
-    sets: Sequence[str],
-    arms: str | None,
-    blocks: int | None,
-    seed: int | None,
-    device: Any,
-    **engine: Any,
-) -> Plan:
-    """The plan of an experiment with the command line's changes, its device decided."""
-    from ddbench.harness.plan import (
-        check_axes_are_read,
-        engine_capabilities,
-        make_plan,
-        resolve_device,
-        with_overrides,
-    )
-    from ddbench.harness.preflight import check_requests
-    from ddbench.harness.sweep import find_experiment
-    from ddbench.spec import ARMS
-
-    experiment: ExperimentSpec = find_experiment(name)
-    axes, chosen = _axes(concurrency, sets), _words(arms)
-    if arms is not None and not chosen:
-        raise UserError(f"--arms names no arm: {did_you_mean('', ARMS)}")
-    engine["device"] = resolve_device(device, experiment)
-    changed = with_overrides(experiment, arms=chosen, axes=axes, engine=engine, num_blocks=blocks, seed=seed)
-    plan = make_plan(changed, engine_capabilities())
-    check_axes_are_read(changed, axes)
-    check_requests(plan)
-    return plan
+    return planned(experiment, **options)
 
 
 def _show_plan(plan: Plan, with_cases: bool) -> None:
@@ -255,11 +327,11 @@ def _show_plan(plan: Plan, with_cases: bool) -> None:
     show_plan(_console(), plan, with_cases)
 
 
-def _refuse_with_resume(experiment: str | None, dry_run: bool, options: dict[str, Any]) -> None:
+def _refuse_with(words: str, experiment: str | None, options: dict[str, Any], dry_run: bool = False) -> None:
     given = [f"--{name}" for name, value in options.items() if value not in (None, ())]
     given += ["EXPERIMENT"] * bool(experiment) + ["--dry-run"] * dry_run
     if given:
-        raise UserError(f"--resume goes on with a run as it was planned: leave out {', '.join(given)}")
+        raise UserError(f"{words}: leave out {', '.join(given)}")
 
 
 def _measured(plan: Plan, out: Path, checkout: Path | None) -> tuple[Tally, Path, Path | None]:
@@ -281,6 +353,14 @@ def _resumed(path: Path, checkout: Path | None) -> tuple[Tally, Path, Path | Non
         return tally, run.path, None
     turns = against.resume_in_turns(path, checkout, _console())
     return turns.tally, turns.after.path, turns.before.path
+
+
+def _repeats(experiment: str, folder: Path, file: Path, *, blocks: int | None, **options: Any) -> tuple[Path]:
+    from ddbench.harness.qualify import NUM_BLOCKS, check_blocks, run_repeats
+
+    plan = check_blocks(_planned(experiment, blocks=blocks or NUM_BLOCKS, **options))
+    _show_plan(plan, with_cases=False)
+    return (run_repeats(plan, folder, file, _console()).path,)
 
 
 def _conclude(tally: Tally, path: Path, before: Path | None, has_report: bool) -> None:

@@ -63,10 +63,11 @@ class CeilingSample(Record):
     """What this machine can do at best at one thing, measured in the run, in the cases' own dtype and thread count.
 
     `amount` is bytes per second (`read`: one stream in; `copy`: bytes read plus bytes written), flops per second
-    (`matmul`) or nanoseconds (`launch`: one small op from the host, back to back).
+    (`matmul`) or nanoseconds (`launch`: one small op from the host, back to back; `replay`: the same op as a node of a
+    replayed CUDA graph, the least that any kernel takes on the device).
     """
 
-    kind: Literal["read", "copy", "matmul", "launch"]
+    kind: Literal["read", "copy", "matmul", "launch", "replay"]
     cache: Literal["hot", "cold", "none"]  # hot: fits the last-level cache; cold: far larger; none: no matter
     when: Literal["before", "after"]  # the cases of the run
     dtype: str
@@ -84,6 +85,7 @@ class Ceilings(Record):
     device: str
     last_level_cache_bytes: int | NotMeasured
     samples: tuple[CeilingSample, ...]
+    faults: tuple[str, ...] = ()  # what could not be measured, and why
 
 
 class Divergence(Record):
@@ -167,6 +169,7 @@ class StageCost(Record):
     num_bytes: int
     num_flops: int
     basis: str  # what round it is for: batch, width, context
+    context_bytes: int | NotMeasured = NotMeasured(not_measured="written before context rows were counted apart")
 
 
 class PassSummary(Record):

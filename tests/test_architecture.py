@@ -121,7 +121,7 @@ LAYERS = (
     Layer(
         ("ddbench.report",),
         ("ddbench.report", "ddbench.analysis", STAGES, *BASE),
-        (*NUMBERS, "jinja2", "markupsafe", "matplotlib", "rich"),
+        (*NUMBERS, "jinja2", "junitparser", "markupsafe", "matplotlib", "rich"),
     ),
 )
 VERSION = ("ddbench", "ddbench.__version__")  # `import ddbench` itself brings nothing along

@@ -48,7 +48,10 @@ def assert_complaint(result: Result, expected: str, exit_code: int = 2) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("lst", "unknown command 'lst': did you mean 'list'? (known: check, list, plan, report, sweep, train)"),
+        (
+            "lst",
+            "unknown command 'lst': did you mean 'list'? (known: check, compare, gate, list, plan, qualify, report, ",
+        ),
         ("--verison", "unknown option '--verison': did you mean '--version'?"),
         ("plan a b", "got unexpected extra argument (b); see"),
         ("plan --concurency 1", "unknown option '--concurency': did you mean '--concurrency'?"),
@@ -76,7 +79,7 @@ def test_words_that_no_command_knows(line: str, expected: str) -> None:
     [
         (
             "defualt",
-            "unknown experiment 'defualt': did you mean 'default'? (known: default, smoke, tree_budget); or give",
+            "unknown experiment 'defualt': did you mean 'default'? (known: default, gate, smoke, tree_budget); or give",
         ),
         ("smoke.toml", "smoke.toml: there is no such file: did you mean the experiment 'smoke'?"),
         ("smoke --target tiny", "target 'tiny' is neither a known name nor a folder: did you mean 'tiny-gqa'?"),
@@ -414,8 +417,10 @@ def test_a_report_of_what_is_no_run(run: Path, tmp_path: Path) -> None:
     assert_complaint(call("report", str(tmp_path / "file")), "expected a folder")
     assert_complaint(call("report", ""), "expected a folder, got an empty name")
     assert_complaint(call("report", str(run), "nowhere"), "nowhere: there is no such run folder")
-    assert_complaint(call("report", str(run), str(run), "--out", str(tmp_path / "out")), "run ids must differ")
-    assert_complaint(call("report", str(run), str(run)), "say where it goes with --out")
+    copy = shutil.copytree(run, tmp_path / "copy")
+    assert_complaint(call("report", str(run), str(run)), "given twice")
+    assert_complaint(call("report", str(run), str(copy)), "say where it goes with --out")
+    assert_complaint(call("report", str(run), str(copy), "--out", str(tmp_path / "out")), "run ids must differ")
     assert_complaint(call("report", str(run), "--format", "htm"), "unknown format 'htm': did you mean 'html'?")
     assert_complaint(call("report", str(run), "--format", ","), "--format names no format")
     assert_complaint(
@@ -452,7 +457,7 @@ def unfinished(tmp_path: Path) -> Path:
         ({"cases": []}, "its manifest does not hold the cases: it cannot be resumed"),
         ({"case_ids": ["x"]}, "1 case ids for 2 cases: damaged"),
         ({"case_ids": ["x", "y"]}, "the weights of 'tiny-gqa' are not the ones of then"),
-        ({"schema_version": 2}, "schema version 2, this ddbench reads 1"),
+        ({"schema_version": 99}, "schema version 99, this ddbench reads 2"),
     ],
 )
 def test_a_run_that_cannot_go_on(unfinished: Path, change: dict[str, object], expected: str) -> None:

@@ -18,7 +18,7 @@ from ddbench.harness import sweep
 from ddbench.harness.interrupt import ENDINGS, SweepInterrupted
 from ddbench.harness.sweep import Tally
 
-COMMANDS = ("list", "plan", "sweep", "check", "report")
+COMMANDS = ("list", "plan", "sweep", "check", "report", "compare", "qualify", "gate")
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +99,7 @@ def test_the_exit_code_of_a_sweep_follows_its_cases(
     counts: tuple[int, int, int], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tally = Tally(dict(zip(("ok", "incorrect", "failed"), counts, strict=True)))
-    monkeypatch.setattr(sweep, "execute", lambda run, console, command: tally)
+    monkeypatch.setattr(sweep, "execute", lambda *arguments: tally)
     result = call("sweep", "smoke", "--device", "cpu", "--out", str(tmp_path), "--no-report")
     assert result.exit_code == code
     assert str(tally) in result.output
@@ -107,7 +107,7 @@ def test_the_exit_code_of_a_sweep_follows_its_cases(
 
 
 def test_an_interruption_is_exit_code_130(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(run: object, console: object, command: object) -> Tally:
+    def interrupted(*arguments: object) -> Tally:
         raise SweepInterrupted("interrupted; go on with: ddbench sweep --resume x")
 
     monkeypatch.setattr(sweep, "execute", interrupted)

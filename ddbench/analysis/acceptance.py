@@ -24,25 +24,31 @@ FEWEST_LOOP_TOKENS = 16  # a shorter output is not judged
 
 def unit_sums(rows: pd.DataFrame, *columns: str) -> tuple[np.ndarray, ...]:
     """Sum of each column per unit (column name '' counts rows); units in order of appearance."""
-    codes, units = pd.factorize(rows["unit"])
-    sums = []
-    for column in columns:
-        weights = rows[column].to_numpy(dtype=np.float64) if column else None
-        sums.append(np.bincount(codes, weights=weights, minlength=len(units)).astype(np.float64))
-    return tuple(sums)
+    codes, _ = pd.factorize(rows["unit"])
+    return _sums_of(codes, [rows[column].to_numpy(dtype=np.float64) if column else None for column in columns])
+
+
+def prompt_sums(setting: Setting, *columns: str) -> tuple[np.ndarray, ...]:
+    """`unit_sums` of a setting's rounds."""
+    weights = [setting.arrays["rounds"][column] if column else None for column in columns]
+    return _sums_of(setting.prompts[0], weights)
+
+
+def _sums_of(codes: np.ndarray, columns: Sequence[np.ndarray | None]) -> tuple[np.ndarray, ...]:
+    return tuple(np.bincount(codes, weights=column).astype(np.float64, copy=False) for column in columns)
 
 
 def histogram(setting: Setting) -> np.ndarray:
     """Rounds by number of accepted drafted tokens, 0 first: [longest + 1] counts; empty without rounds."""
-    return np.bincount(setting.rounds["num_accepted"].to_numpy(dtype=np.int64))
+    return np.bincount(setting.arrays["rounds"]["num_accepted"])
 
 
 def by_depth(setting: Setting) -> tuple[stats.Summary, ...]:
     """P(accepted >= d | accepted >= d - 1) for d = 1, 2, ... as deep as any round got there."""
-    accepted = setting.rounds["num_accepted"].to_numpy(dtype=np.int64)
+    accepted = setting.arrays["rounds"]["num_accepted"]
     if accepted.size == 0:
         return ()
-    codes, units = pd.factorize(setting.rounds["unit"])
+    codes, units = setting.prompts
     longest = int(accepted.max())
     table = np.bincount(codes * (longest + 1) + accepted, minlength=len(units) * (longest + 1))
     at_least = np.cumsum(table.reshape(len(units), longest + 1)[:, ::-1], axis=1)[:, ::-1]  # [units, longest + 1]
@@ -69,37 +75,36 @@ def is_degenerate(tokens: Sequence[int]) -> bool | None:
     """True if the output loops to its end; None if it is too short to tell."""
     if len(tokens) < FEWEST_LOOP_TOKENS:
         return None
-    return repetition(tokens) > REPETITION_LIMIT and has_tail_loop(tokens)
+    return has_tail_loop(tokens) and repetition(tokens) > REPETITION_LIMIT
 
 
 def acceptance_length(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
-    return stats.ratio_of_sums(*unit_sums(setting.rounds, "num_emitted", ""))
+    return stats.ratio_of_sums(*prompt_sums(setting, "num_emitted", ""))
 
 
 def acceptance_length_uncut(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
-    accepted, rounds = unit_sums(setting.rounds, "num_accepted", "")
+    accepted, rounds = prompt_sums(setting, "num_accepted", "")
     return stats.ratio_of_sums(accepted + rounds, rounds)
 
 
 def acceptance_length_macro(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
-    rows = setting.rounds
-    case_codes, _ = pd.factorize(rows["case_id"])
-    widest = int(rows["request_row"].max()) + 1
-    request_codes = case_codes * widest + rows["request_row"].to_numpy()
+    rows = setting.arrays["rounds"]
+    case_codes, request_row = pd.factorize(rows.codes("case_id"))[0], rows["request_row"]
+    request_codes = case_codes * (int(request_row.max()) + 1) + request_row
     _, first, request = np.unique(request_codes, return_index=True, return_inverse=True)
     lengths = np.bincount(request, weights=rows["num_emitted"]) / np.bincount(request)
-    requests = pd.DataFrame({"length": lengths, "unit": rows["unit"].array.take(first)})
-    return stats.ratio_of_sums(*unit_sums(requests, "length", ""))
+    codes, _ = pd.factorize(setting.prompts[0][first])
+    return stats.ratio_of_sums(*_sums_of(codes, [lengths, None]))
 
 
 def acceptance_length_of(is_repeated: bool) -> Compute:
     def compute(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
-        rounds = setting.rounds
-        repeated = (2 * rounds["num_repeated"] > rounds["num_emitted"]).to_numpy(dtype=bool)
-        rows = rounds[repeated == is_repeated]
-        if rows.empty:
+        repeated, emitted = (setting.arrays["rounds"][name] for name in ("num_repeated", "num_emitted"))
+        is_own = (2 * repeated > emitted) == is_repeated
+        if not is_own.any():
             return missing(f"no round emitted mostly {'repeated' if is_repeated else 'new'} text")
-        return stats.ratio_of_sums(*unit_sums(rows, "num_emitted", ""))
+        codes, _ = pd.factorize(setting.prompts[0][is_own])
+        return stats.ratio_of_sums(*_sums_of(codes, [emitted[is_own], None]))
 
     return compute
 
@@ -109,34 +114,37 @@ def expected_length(setting: Setting, study: Study) -> stats.Summary | NotMeasur
         return missing(
             f"{setting.engine.draft} has no model: every proposal counts as certain, which is no expectation"
         )
-    if not np.isfinite(setting.rounds["expected_length"].to_numpy(dtype=np.float64)).all():
+    if not np.isfinite(setting.arrays["rounds"]["expected_length"]).all():
         return missing(f"the draft '{setting.engine.draft}' gives no probabilities")
-    return stats.ratio_of_sums(*unit_sums(setting.rounds, "expected_length", ""))
+    return stats.ratio_of_sums(*prompt_sums(setting, "expected_length", ""))
 
 
 def calibration(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
     if isinstance(expected := expected_length(setting, study), NotMeasured):
         return expected
-    accepted, rounds, surrogate = unit_sums(setting.rounds, "num_accepted", "", "expected_length")
+    accepted, rounds, surrogate = prompt_sums(setting, "num_accepted", "", "expected_length")
     if surrogate.sum() <= 0:
         return missing("the surrogate expects no token at all: nothing to compare with")
     return stats.ratio_of_sums(accepted + rounds, surrogate)
 
 
 def mean_over_rounds(column: str) -> Compute:
-    return lambda setting, study: stats.ratio_of_sums(*unit_sums(setting.rounds, column, ""))
+    return lambda setting, study: stats.ratio_of_sums(*prompt_sums(setting, column, ""))
 
 
 def padding_share(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
-    nodes, rounds, widths = unit_sums(setting.rounds, "num_nodes", "", "verify_width")
+    nodes, rounds, widths = prompt_sums(setting, "num_nodes", "", "verify_width")
     if widths.sum() <= 0:
         return missing("no position was verified")
     return stats.ratio_of_sums(widths - nodes - rounds, widths)
 
 
 def degenerate_share(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
-    verdicts = setting.requests["tokens"].map(is_degenerate)
-    judged = setting.requests.assign(loops=verdicts)[verdicts.notna().to_numpy()]
-    if judged.empty:
+    requests = setting.arrays["requests"]
+    verdicts = [is_degenerate(tokens.tolist()) for tokens in requests["tokens"]]
+    is_judged = np.array([verdict is not None for verdict in verdicts])
+    if not is_judged.any():
         return missing(f"every output is shorter than {FEWEST_LOOP_TOKENS} tokens: too short to tell")
-    return stats.ratio_of_sums(*unit_sums(judged, "loops", ""))
+    codes, _ = pd.factorize(requests.codes("unit")[is_judged])
+    loops = np.array([verdict for verdict in verdicts if verdict is not None], dtype=np.float64)
+    return stats.ratio_of_sums(*_sums_of(codes, [loops, None]))

@@ -26,33 +26,30 @@ def tpot(setting: Setting) -> dict[int, float]:
 
 def ttft(setting: Setting) -> dict[int, float]:
     """Median over prompts of milliseconds from admission to first token."""
-    requests = setting.requests
-    waits = requests["first_token_ns"].to_numpy(dtype=np.float64) - requests["admitted_ns"].to_numpy()
+    requests = setting.arrays["requests"]
+    waits = requests["first_token_ns"].astype(np.float64) - requests["admitted_ns"]
     table = by_prompt(requests, waits / MILLISECOND)
     return dict(zip(table.blocks, np.median(table.values, axis=1).tolist(), strict=True)) if table.units else {}
 
 
 def round_cost(setting: Setting) -> dict[int, float]:
     """Mean duration of a round in milliseconds, rounds weighted by the requests they serve."""
-    steps = setting.steps
-    sizes = steps["batch_size"].to_numpy(dtype=np.float64)
-    times = (steps["end_ns"] - steps["start_ns"]).to_numpy(dtype=np.float64) / MILLISECOND
-    return _ratios(setting, steps["block"].to_numpy(), sizes * times, sizes)
+    steps = setting.arrays["steps"]
+    sizes = steps["batch_size"].astype(np.float64)
+    times = (steps["end_ns"] - steps["start_ns"]).astype(np.float64) / MILLISECOND
+    return _ratios(setting, steps["block"], sizes * times, sizes)
 
 
 def output_rate(setting: Setting) -> dict[int, float]:
     """Emitted tokens over wall seconds."""
-    passes = setting.passes
-    tokens = passes["num_emitted"].to_numpy(dtype=np.float64)
-    seconds = passes["wall_ns"].to_numpy(dtype=np.float64) / 1e9
-    return _ratios(setting, passes["block"].to_numpy(), tokens, seconds)
+    passes = setting.arrays["passes"]
+    return _ratios(setting, passes["block"], passes["num_emitted"].astype(np.float64), passes["wall_ns"] / 1e9)
 
 
 def acceptance_length(setting: Setting) -> dict[int, float]:
     """Emitted tokens over rounds."""
-    rounds = setting.rounds
-    emitted = rounds["num_emitted"].to_numpy(dtype=np.float64)
-    return _ratios(setting, rounds["block"].to_numpy(), emitted, np.ones(len(rounds)))
+    rounds = setting.arrays["rounds"]
+    return _ratios(setting, rounds["block"], rounds["num_emitted"].astype(np.float64), np.ones(len(rounds)))
 
 
 def _ratios(setting: Setting, blocks: np.ndarray, over: np.ndarray, under: np.ndarray) -> dict[int, float]:

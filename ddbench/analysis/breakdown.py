@@ -1,7 +1,7 @@
 """Where the time of a round goes: mean time of each stage in the attributed pass, the rest, and what measuring it cost.
 
 The attributed pass is slower than the clean one. Its shares are what it is for; speed is read from the clean pass, and
-`tax` says how far the two are apart. `work` sets the fewest bytes and flops that a stage needs against its time.
+`tax` says how far the two are apart. `roofline.py` sets the work of a stage against its time.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
+from ddbench.analysis.columns import Columns
 from ddbench.analysis.settings import Setting
 from ddbench.analysis.timing import MILLISECOND
 from ddbench.analysis.values import missing
@@ -36,74 +39,44 @@ class Breakdown:
         return self.stage_ms[stage] / self.round_ms
 
 
-@dataclass(frozen=True, slots=True)
-class StageWork:
-    """The least that a stage of a typical round has to move and to compute, and the time it took."""
-
-    stage: str
-    num_bytes: float
-    num_flops: float
-    milliseconds: float
-    basis: str  # what round it is for
-
-    @property
-    def bytes_per_s(self) -> float | NotMeasured:
-        return self._per_second(self.num_bytes, "the stage has nothing to move")
-
-    @property
-    def flops_per_s(self) -> float | NotMeasured:
-        return self._per_second(self.num_flops, "the stage computes nothing to speak of")
-
-    def _per_second(self, amount: float, why_not: str) -> float | NotMeasured:
-        if amount <= 0:
-            return missing(why_not)
-        if self.milliseconds <= 0:
-            return missing("the stage took no time that its clock can tell")
-        return amount / (self.milliseconds / 1e3)
-
-
-def work(setting: Setting, found: Breakdown) -> tuple[StageWork, ...]:
-    """Every stage that was timed and whose cost is known; processes of a setting are averaged."""
-    rows = []
-    for stage, milliseconds in found.stage_ms.items():
-        costs = [cost for result in setting.results for cost in result.stage_costs if cost.stage == stage]
-        if costs:
-            num_bytes = sum(cost.num_bytes for cost in costs) / len(costs)
-            num_flops = sum(cost.num_flops for cost in costs) / len(costs)
-            rows.append(StageWork(stage, num_bytes, num_flops, milliseconds, costs[0].basis))
-    return tuple(rows)
-
-
 def breakdown(setting: Setting) -> Breakdown | NotMeasured:
     """The stage breakdown of one setting."""
     if not setting.is_ok:
         return missing(setting.reason)
-    steps, stages = setting.attributed_steps, setting.stages
-    if steps.empty or stages.empty:
+    steps, stages = setting.arrays["attributed_steps"], setting.arrays["stages"]
+    if not len(steps) or not len(stages):
         return missing("no attributed pass was run: capture mode 'none'")
     round_ms = float((steps["end_ns"] - steps["start_ns"]).mean()) / MILLISECOND
     if round_ms <= 0:
         return missing("the rounds of the attributed pass took no time: the clock is broken")
-    is_inside = (stages["step"] >= 0).to_numpy(dtype=bool)
-    inside = stages[is_inside].groupby("stage")["duration_ns"].sum()
-    outside = stages[~is_inside].groupby("stage")["duration_ns"].sum()
+    is_inside = stages["step"] >= 0
+    inside, outside = _totals(stages, is_inside), _totals(stages, ~is_inside)
     num_requests = sum(result.case.workload.num_requests for result in setting.results)
+    clocks = stages.categories("clock")[np.unique(stages.codes("clock"))]
     return Breakdown(
         stage_ms={
-            stage.value: float(inside[stage.value]) / len(steps) / MILLISECOND
+            stage.value: inside[stage.value] / len(steps) / MILLISECOND
             for stage in ROUND_STAGES
-            if stage.value in inside.index
+            if stage.value in inside
         },
         round_ms=round_ms,
         num_rounds=len(steps),
-        clock=" and ".join(sorted(stages["clock"].unique())),
+        clock=" and ".join(sorted(clocks)),
         tax=_tax(setting),
-        outside_ms={str(stage): float(total) / num_requests / MILLISECOND for stage, total in outside.items()},
+        outside_ms={stage: total / num_requests / MILLISECOND for stage, total in outside.items()},
     )
 
 
+def _totals(stages: Columns, is_meant: np.ndarray) -> dict[str, float]:
+    """Nanoseconds of every stage in some of the rows, in alphabetical order."""
+    codes, times = stages.codes("stage")[is_meant], stages["duration_ns"][is_meant]
+    sums = np.bincount(codes, weights=times)
+    names = stages.categories("stage")
+    return {str(names[code]): float(sums[code]) for code in np.unique(codes)}
+
+
 def _tax(setting: Setting) -> float | NotMeasured:
-    clean, attributed = setting.passes["wall_ns"], setting.attributed_passes["wall_ns"]
-    if clean.empty or attributed.empty or clean.mean() <= 0:
+    clean, attributed = (setting.arrays[name]["wall_ns"] for name in ("passes", "attributed_passes"))
+    if not len(clean) or not len(attributed) or clean.mean() <= 0:
         return missing("one of the two passes has no wall time")
     return float(attributed.mean() / clean.mean() - 1)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ddbench.analysis import speed
-from ddbench.analysis.breakdown import Breakdown, breakdown
 from ddbench.analysis.settings import Setting, Study
 from ddbench.analysis.values import Estimate, Value, missing, to_estimate
 from ddbench.records import NotMeasured
@@ -35,14 +34,6 @@ class Contest:
         if isinstance(self.length, NotMeasured) or isinstance(self.cost, NotMeasured):
             return None
         return self.length.value / self.cost.value
-
-
-@dataclass(frozen=True)
-class AddedTime:
-    """The stage that makes most of what a round takes more."""
-
-    stage: str
-    share: float  # of the difference between the two mean rounds
 
 
 def contest(setting: Setting, arm: str, study: Study) -> Contest | NotMeasured:
@@ -69,13 +60,3 @@ def standing(value: Value) -> Standing:
     if not isinstance(value, Estimate) or value.low is None or value.high is None:
         return "unknown"
     return "ahead" if value.low > 1 else "behind" if value.high < 1 else "even"
-
-
-def added_time(setting: Setting, base: Setting) -> AddedTime | None:
-    """None where the stages were not timed, or a round of `setting` takes no longer."""
-    ours, theirs = breakdown(setting), breakdown(base)
-    if not isinstance(ours, Breakdown) or not isinstance(theirs, Breakdown) or ours.round_ms <= theirs.round_ms:
-        return None
-    added = {stage: time - theirs.stage_ms.get(stage, 0.0) for stage, time in ours.stage_ms.items()}
-    stage = max(added, key=lambda name: added[name])
-    return AddedTime(stage, added[stage] / (ours.round_ms - theirs.round_ms))

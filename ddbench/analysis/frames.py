@@ -177,7 +177,8 @@ def _read_results(folder: Path, manifest: Manifest) -> dict[str, CaseResult]:
             continue
         result = from_json(ResultFile, _read_text(path), str(path)).result
         if result.case_id != case_id:
-            raise SchemaError(f"{path}: holds case '{result.case_id}', expected '{case_id}': run the case again")
+            cure = f"run its case again with `ddbench sweep --resume {folder}`"
+            raise SchemaError(f"{path}: holds case '{result.case_id}', expected '{case_id}': {cure}")
         results[case_id] = result
     return results
 
@@ -215,17 +216,18 @@ def _cases_frame(manifest: Manifest, results: Mapping[str, CaseResult]) -> pd.Da
 
 def _distinct_labels(cases: Mapping[str, Case]) -> dict[str, str]:
     """`Case.label`, plus whatever else tells apart two settings whose labels are the same (dtype, lengths, ...)."""
-    plain = {case_id: case.label for case_id, case in cases.items()}
-    twins: dict[str, list[dict[str, Any]]] = {}
+    twins: dict[str, list[str]] = {}
     for case_id, case in cases.items():
-        twins.setdefault(plain[case_id], []).append(_asked(case))
+        twins.setdefault(case.label, []).append(case_id)
     labels: dict[str, str] = {}
-    for case_id, case in cases.items():
-        asked = _asked(case)
-        varying = [name for name in asked if any(twin[name] != asked[name] for twin in twins[plain[case_id]])]
-        suffix = f" c={case.workload.concurrency}"
-        extra = "".join(f" {name}={asked[name]}" for name in varying)
-        labels[case_id] = plain[case_id].removesuffix(suffix) + extra + suffix
+    for label, case_ids in twins.items():
+        asked = {case_id: _asked(cases[case_id]) for case_id in case_ids}
+        first = asked[case_ids[0]]
+        varying = [name for name in first if any(other[name] != first[name] for other in asked.values())]
+        for case_id in case_ids:
+            suffix = f" c={cases[case_id].workload.concurrency}"
+            extra = "".join(f" {name}={asked[case_id][name]}" for name in varying)
+            labels[case_id] = label.removesuffix(suffix) + extra + suffix
     return labels
 
 
@@ -295,9 +297,16 @@ def _read_table(folder: Path, name: str, ok: Mapping[str, OkResult], cases: pd.D
         case_ids.append(case_id)
         lengths.append(part.num_rows)
     table = pa.concat_tables(parts) if parts else schema.empty_table()
-    frame = table.to_pandas()
+    frame = _with_categories(table.to_pandas(strings_to_categorical=True))
     frame["case_id"] = pd.Categorical.from_codes(np.repeat(np.arange(len(case_ids)), lengths), categories=case_ids)
     return _with_context(frame, cases)
+
+
+def _with_categories(frame: pd.DataFrame) -> pd.DataFrame:
+    """Text columns have their categories in order, so that what is grouped by them comes in order too."""
+    for name in frame.select_dtypes("category"):
+        frame[name] = frame[name].cat.reorder_categories(sorted(frame[name].cat.categories))
+    return frame
 
 
 def without_context(table: pd.DataFrame) -> pd.DataFrame:
@@ -358,5 +367,6 @@ def _within_case(table: pd.DataFrame) -> np.ndarray:
 def _damaged(folder: Path, row: pd.Series, name: str, key: str, what: str) -> NoReturn:
     path = folder / "cases" / str(row["case_id"]) / f"{name}.parquet"
     raise SchemaError(
-        f"{path}: {key} {row[key]} of {row['pass_name']} pass {row['pass_index']} {what}: damaged, run the case again"
+        f"{path}: {key} {row[key]} of {row['pass_name']} pass {row['pass_index']} {what}: damaged; remove its case's "
+        f"folder, then `ddbench sweep --resume {folder}`"
     )

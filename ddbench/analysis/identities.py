@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import pandas as pd
 
-from ddbench.analysis.frames import RunFrames, without_context
+from ddbench.analysis.columns import Columns, grouped, no_rows
+from ddbench.analysis.frames import RunFrames
 from ddbench.records import OkResult
 from ddbench.spec import PART_FIELDS
 
@@ -27,16 +27,16 @@ class CaseRows:
     """One ok case with its rows, every pass."""
 
     result: OkResult
-    requests: pd.DataFrame
-    rounds: pd.DataFrame
-    steps: pd.DataFrame
-    stages: pd.DataFrame
-    passes: pd.DataFrame
+    requests: Columns
+    rounds: Columns
+    steps: Columns
+    stages: Columns
+    passes: Columns
 
     @cached_property
     def lengths(self) -> np.ndarray:
         """Emitted tokens of every request."""
-        return self.requests["tokens"].map(len).to_numpy(dtype=np.int64)
+        return np.array([len(tokens) for tokens in self.requests["tokens"]], dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +70,21 @@ def _tokens_add_up(case: CaseRows) -> Check | None:
 
 def _rounds_counted(case: CaseRows) -> Check | None:
     counted = _per_request(case)
-    claimed = case.requests["num_rounds"].to_numpy(dtype=np.int64)
+    claimed = case.requests["num_rounds"]
     wrong = int((claimed != counted).sum())
     return Check(wrong == 0, float(claimed.sum()), float(counted.sum()), f"{wrong} requests differ" if wrong else "")
 
 
 def _emitted_is_accepted_plus_one(case: CaseRows) -> Check | None:
     rounds = case.rounds
-    if rounds.empty:
+    if not len(rounds):
         return None
-    order, request = rounds["request_round"].to_numpy(dtype=np.int64), rounds["request_row"].to_numpy(dtype=np.int64)
+    order, request = rounds["request_round"], rounds["request_row"]
     last = np.zeros(len(case.requests), dtype=np.int64)
     np.maximum.at(last, request, order)
     is_last = order == last[request]
-    committed = rounds["num_accepted"].to_numpy(dtype=np.int64) + 1
-    emitted = rounds["num_emitted"].to_numpy(dtype=np.int64)
+    committed = rounds["num_accepted"] + 1
+    emitted = rounds["num_emitted"]
     holds = np.where(is_last, (emitted >= 1) & (emitted <= committed), emitted == committed)
     cut, wrong = int((committed - emitted)[is_last].sum()), int((~holds).sum())
     detail = f"{wrong} rounds differ" if wrong else f"{cut} tokens cut off in last rounds"
@@ -93,7 +93,7 @@ def _emitted_is_accepted_plus_one(case: CaseRows) -> Check | None:
 
 def _pooled_length(case: CaseRows) -> Check | None:
     claimed = case.requests["num_rounds"].sum()
-    if case.rounds.empty or claimed == 0:
+    if not len(case.rounds) or claimed == 0:
         return None
     left = float((case.lengths - 1).sum() / claimed)
     right = float(case.rounds["num_emitted"].sum() / len(case.rounds))
@@ -101,7 +101,7 @@ def _pooled_length(case: CaseRows) -> Check | None:
 
 
 def _length_within_horizon(case: CaseRows) -> Check | None:
-    if case.rounds.empty:
+    if not len(case.rounds):
         return None
     block_size = case.result.models.block_size
     deepest = int(case.rounds["num_nodes"].max())
@@ -112,29 +112,29 @@ def _length_within_horizon(case: CaseRows) -> Check | None:
 
 
 def _accepted_within_tree(case: CaseRows) -> Check | None:
-    if case.rounds.empty:
+    if not len(case.rounds):
         return None
     accepted, nodes = case.rounds["num_accepted"], case.rounds["num_nodes"]
     block_size = case.result.models.block_size
-    limit = nodes if block_size is None else nodes.clip(upper=block_size - 1)
+    limit = nodes if block_size is None else np.minimum(nodes, block_size - 1)
     wrong = int(((accepted > limit) | (accepted < 0)).sum())
-    worst = int((accepted - limit).to_numpy().argmax())
+    worst = int((accepted - limit).argmax())
     detail = f"{wrong} rounds accept more than was drafted" if wrong else ""
-    return Check(wrong == 0, float(accepted.iloc[worst]), float(limit.iloc[worst]), detail)
+    return Check(wrong == 0, float(accepted[worst]), float(limit[worst]), detail)
 
 
 def _nodes_within_budget(case: CaseRows) -> Check | None:
     budget = case.result.case.engine.node_budget
-    if case.rounds.empty or budget == 0:  # a chain's length is its block size, not a budget
+    if not len(case.rounds) or budget == 0:  # a chain's length is its block size, not a budget
         return None
     most = float(case.rounds["num_nodes"].max())
     return Check(most <= budget, most, float(budget))
 
 
 def _nodes_within_width(case: CaseRows) -> Check | None:
-    if case.rounds.empty:
+    if not len(case.rounds):
         return None
-    nodes, widths = case.rounds["num_nodes"].to_numpy(), case.rounds["verify_width"].to_numpy()
+    nodes, widths = case.rounds["num_nodes"], case.rounds["verify_width"]
     wrong = int((nodes + 1 > widths).sum())
     detail = f"{wrong} requests in rounds exceed it" if wrong else ""
     worst = int((nodes + 1 - widths).argmax())
@@ -142,10 +142,10 @@ def _nodes_within_width(case: CaseRows) -> Check | None:
 
 
 def _batch_is_its_rows(case: CaseRows) -> Check | None:
-    if case.steps.empty:
+    if not len(case.steps):
         return None
-    took_part = np.bincount(case.rounds["step_row"].to_numpy(dtype=np.int64), minlength=len(case.steps))
-    wrong = int((case.steps["batch_size"].to_numpy() != took_part).sum())
+    took_part = np.bincount(case.rounds["step_row"], minlength=len(case.steps))
+    wrong = int((case.steps["batch_size"] != took_part).sum())
     detail = f"{wrong} rounds differ" if wrong else ""
     return Check(wrong == 0, float(case.steps["batch_size"].sum()), float(len(case.rounds)), detail)
 
@@ -163,9 +163,7 @@ def _pass_totals(case: CaseRows) -> Check | None:
 def _times_in_order(case: CaseRows) -> Check | None:
     walls = dict(zip(_passes(case.passes), case.passes["wall_ns"].tolist(), strict=True))
     ends = np.array([walls.get(key, -1) for key in _passes(case.requests)], dtype=np.int64)
-    admitted, first, last = (
-        case.requests[name].to_numpy() for name in ("admitted_ns", "first_token_ns", "last_token_ns")
-    )
+    admitted, first, last = (case.requests[name] for name in ("admitted_ns", "first_token_ns", "last_token_ns"))
     wrong = int((~((admitted >= 0) & (admitted <= first) & (first <= last) & (last <= ends))).sum())
     detail = f"{wrong} requests are out of order" if wrong else ""
     return Check(wrong == 0, float(last.max(initial=0)), float(ends.max(initial=0)), detail)
@@ -184,7 +182,7 @@ def _tpot_is_round_over_length(case: CaseRows) -> Check | None:
     requests, steps = case.requests, case.steps
     num_tokens = int((case.lengths - 1).sum())
     emitted = int(case.rounds["num_emitted"].sum())
-    if case.result.case.workload.concurrency != 1 or steps.empty or num_tokens == 0 or emitted == 0:
+    if case.result.case.workload.concurrency != 1 or not len(steps) or num_tokens == 0 or emitted == 0:
         return None
     left = float((requests["last_token_ns"] - requests["first_token_ns"]).sum()) / num_tokens
     mean_round = float((steps["end_ns"] - steps["start_ns"]).mean())
@@ -193,14 +191,15 @@ def _tpot_is_round_over_length(case: CaseRows) -> Check | None:
 
 
 def _stages_within_round(case: CaseRows) -> Check | None:
-    stages = case.stages[(case.stages["step"] >= 0).to_numpy()]
-    steps = case.steps[(case.steps["pass_name"] == "attributed").to_numpy(dtype=bool)]
-    if stages.empty or steps.empty:
+    is_inside, is_attributed = case.stages["step"] >= 0, case.steps["pass_name"] == "attributed"
+    if not is_inside.any() or not is_attributed.any():
         return None
-    places, durations = steps["step"].to_numpy(), (steps["end_ns"] - steps["start_ns"]).to_numpy(dtype=np.float64)
-    num_steps = 1 + max(int(places.max()), int(stages["step"].max()))
-    inside = np.bincount(stages["step"].to_numpy(), weights=stages["duration_ns"], minlength=num_steps)
-    around = np.bincount(places, weights=durations, minlength=num_steps)
+    stages, times = case.stages["step"][is_inside], case.stages["duration_ns"][is_inside]
+    steps = case.steps["step"][is_attributed]
+    durations = (case.steps["end_ns"] - case.steps["start_ns"])[is_attributed].astype(np.float64)
+    num_steps = 1 + max(int(steps.max()), int(stages.max()))
+    inside = np.bincount(stages, weights=times, minlength=num_steps)
+    around = np.bincount(steps, weights=durations, minlength=num_steps)
     wrong = int((inside > around * (1 + TIME_TOLERANCE)).sum())
     detail = f"{wrong} of {len(steps)} rounds hold more stage time than time" if wrong else ""
     return Check(wrong == 0, float(inside.sum()), float(around.sum()), detail or "nanoseconds; the gap is host time")
@@ -214,13 +213,13 @@ def _path_is_what_was_asked(case: CaseRows) -> Check | None:
     return Check(not other, float(len(ran) - len(other)), float(len(ran)), "; ".join(other))
 
 
-def _per_request(case: CaseRows, weights: pd.Series | None = None) -> np.ndarray:
+def _per_request(case: CaseRows, weights: np.ndarray | None = None) -> np.ndarray:
     """Rounds of every request, or the sum of `weights` over them, aligned with `case.requests`."""
-    rows = case.rounds["request_row"].to_numpy(dtype=np.int64)
+    rows = case.rounds["request_row"]
     return np.bincount(rows, weights=weights, minlength=len(case.requests)).astype(np.int64)
 
 
-def _passes(table: pd.DataFrame) -> list[tuple[str, int]]:
+def _passes(table: Columns) -> list[tuple[str, int]]:
     return list(zip(table["pass_name"], table["pass_index"], strict=True))
 
 
@@ -256,24 +255,18 @@ IDENTITIES: dict[str, tuple[str, Callable[[CaseRows], Check | None]]] = {
 def check_identities(frames: RunFrames) -> tuple[IdentityRow, ...]:
     """Every identity of every ok case."""
     names = ("requests", "rounds", "steps", "stages", "passes")
-    tables = {name: getattr(frames, name) for name in names}
-    groups = {name: _indices(table) for name, table in tables.items()}
-    tables = {name: without_context(table) for name, table in tables.items()}
+    groups = {name: grouped(getattr(frames, name), ["run", "case_id"]) for name in names}
+    nothing = {name: no_rows(getattr(frames, name)) for name in names}
     rows = []
-    for case in frames.cases[frames.cases["status"] == "ok"].itertuples():
-        key = (case.run, case.case_id)
+    ok = frames.cases[frames.cases["status"] == "ok"]
+    for run, case_id, label in zip(ok["run"], ok["case_id"], ok["label"], strict=True):
+        key = (run, case_id)
         result = frames.results[key]
         assert isinstance(result, OkResult), "the cases frame says ok"
-        own = {name: tables[name].take(groups[name].get(key, np.array([], dtype=np.int64))) for name in names}
-        rows_of_case = CaseRows(result=result, **own)
+        rows_of_case = CaseRows(result=result, **{name: groups[name].get(key, nothing[name]) for name in names})
         for identity, (_, check) in IDENTITIES.items():
             found = check(rows_of_case)
             if found is not None:
                 sides = (found.is_ok, found.left, found.right, found.detail)
-                rows.append(IdentityRow(case.run, case.case_id, case.label, identity, *sides))
+                rows.append(IdentityRow(run, case_id, label, identity, *sides))
     return tuple(rows)
-
-
-def _indices(table: pd.DataFrame) -> dict[tuple[str, str], np.ndarray]:
-    grouped = table.groupby(["run", "case_id"], sort=False, observed=True).indices
-    return {(str(key[0]), str(key[1])): rows for key, rows in grouped.items()}

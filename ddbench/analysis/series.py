@@ -5,7 +5,7 @@ is not there. The bootstrap draws circular blocks of about sqrt(n) rounds of one
 blocks in which the first and the last rounds are drawn as often as the others). From three processes on, processes are
 drawn as well, else from three passes on passes are; below, the interval is about rounds within the passes that ran.
 
-Letters: R resamples, N rows over all passes.
+Letters: R resamples, N rows over all passes, C columns.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from ddbench.analysis import stats
 from ddbench.analysis.stats import FEW_UNITS, FEWEST_UNITS, NUM_RESAMPLES, Summary
@@ -61,12 +62,29 @@ class Stratum:
     @cached_property
     def sums(self) -> Sums:
         """Numerators and denominators of every resample."""
-        return _resampled_sums(self, 0)
+        return self._resampled(0)
 
     @cached_property
     def sums_apart(self) -> Sums:
         """The same with draws of their own, for a ratio to another stratum."""
-        return _resampled_sums(self, 1)
+        return self._resampled(1)
+
+    def _resampled(self, stream: int) -> Sums:
+        sums = resampled_sums(np.stack([self.numerators, self.denominators]), self.layout, stream)
+        return sums[0], sums[1]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What stands in the place of one pass in every resample: blocks of `block` rows, the last one cut short."""
+
+    length: int  # rows of the pass
+    block: int
+    starts: np.ndarray  # [blocks, R] row that each block starts at; it runs on within the pass of that row, circularly
+
+    @property
+    def last_block(self) -> int:
+        return self.length - (len(self.starts) - 1) * self.block
 
 
 def block_length(num_rows: int) -> int:
@@ -75,8 +93,98 @@ def block_length(num_rows: int) -> int:
 
 
 def draws(layout: Layout, stream: int = 0) -> Iterator[np.ndarray]:
-    """Row numbers of every resample, some resamples at a time: [up to R, N]; the same for the same arguments."""
+    """Row numbers of every resample, some resamples at a time: [up to R, N]; the same for the same arguments.
+
+    What `resampled_sums` and `resampled_medians` are about; they need no row numbers and are many times as fast.
+    """
+    rows, at_once = np.arange(sum(layout.passes)), _resamples_at_once(layout)
+    for part in _chunks(at_once):
+        yield _drawn(rows, layout, _slots(layout, stream, at_once), part)
+
+
+def resampled_sums(columns: np.ndarray, layout: Layout, stream: int = 0) -> np.ndarray:
+    """Sums over the rows of every resample: [C, N] -> [C, R].
+
+    A block's sum depends on nothing but the row that it starts at, so it is summed once and looked up in every
+    resample: sqrt(n) steps for each, not n.
+    """
+    sums = np.zeros((len(columns), NUM_RESAMPLES))
+    for slot in _slots(layout, stream, _resamples_at_once(layout)):
+        whole, last = (_sums_from(columns, layout, width) for width in (slot.block, slot.last_block))
+        sums += whole.take(slot.starts[:-1], axis=1).sum(axis=1) + last.take(slot.starts[-1], axis=1)
+    return sums
+
+
+def _sums_from(columns: np.ndarray, layout: Layout, width: int) -> np.ndarray:
+    """Sum of `width` rows from each row on: [C, N] -> [C, N]."""
+    windows, places = _windows(columns, layout, width)
+    return windows.sum(axis=2).take(places, axis=1)
+
+
+def resampled_medians(values: np.ndarray, layout: Layout, stream: int = 0) -> np.ndarray:
+    """Median over the rows of every resample: [N] -> [R]."""
+    at_once = _resamples_at_once(layout)
+    slots = _slots(layout, stream, at_once)
+    return np.concatenate([stats.medians(_drawn(values, layout, slots, part)) for part in _chunks(at_once)])
+
+
+def _drawn(values: np.ndarray, layout: Layout, slots: Sequence[Slot], part: slice) -> np.ndarray:
+    """The values of the rows that some resamples draw: [N] -> [some R, N]."""
+    columns = []
+    for slot in slots:
+        windows, places = _windows(values, layout, slot.block)
+        blocks = windows[places[slot.starts[:, part].T]]  # [some R, blocks, block]
+        columns.append(blocks.reshape(len(blocks), -1)[:, : slot.length])
+    return np.concatenate(columns, axis=1) if columns else np.zeros((part.stop - part.start, 0), dtype=values.dtype)
+
+
+def _windows(values: np.ndarray, layout: Layout, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """What stands at each row and after it, around the end of its pass: [.., N] -> a view [.., more than N, width].
+
+    With it each row's place in the view, which is one so that a long run does not take `width` times its memory.
+    """
+    sizes = [size for size in layout.passes if size]
+    firsts = np.cumsum([0, *sizes])
+    circles = [first + np.arange(size + width - 1) % size for first, size in zip(firsts, sizes, strict=False)]
+    places = np.arange(firsts[-1]) + np.repeat((width - 1) * np.arange(len(sizes)), sizes)
+    return sliding_window_view(values[..., np.concatenate(circles)], width, axis=-1), places
+
+
+def _resamples_at_once(layout: Layout) -> int:
+    """So that a long run takes bounded memory."""
+    return max(1, _MAX_CELLS // max(1, sum(layout.passes)))
+
+
+def _chunks(at_once: int) -> Iterator[slice]:
+    return (slice(begin, min(begin + at_once, NUM_RESAMPLES)) for begin in range(0, NUM_RESAMPLES, at_once))
+
+
+@lru_cache(maxsize=4)  # the metrics of one setting share their draws, and so do the two sides of a ratio
+def _slots(layout: Layout, stream: int, at_once: int) -> tuple[Slot, ...]:
+    """Where the blocks of every resample start, pass by pass; passes without rows have no slot."""
     clusters = layout.clusters
+    firsts, sizes = _lenders(clusters)
+    chosen = _chosen_clusters(len(clusters))
+    rng = np.random.default_rng((_SEED, stream, *layout.passes))
+    places = [
+        (slot, column, length)
+        for slot, cluster in enumerate(clusters)
+        for column, length in enumerate(cluster)
+        if length
+    ]
+    starts: list[list[np.ndarray]] = [[] for _ in places]
+    for some in _chunks(at_once):
+        part = chosen[some]
+        for own, (slot, column, length) in zip(starts, places, strict=True):
+            own.append(_starts(rng, length, *_sources(part[:, slot], slot, column, firsts, sizes)))
+    return tuple(
+        Slot(length, block_length(length), np.ascontiguousarray(np.concatenate(own).T))
+        for own, (_, _, length) in zip(starts, places, strict=True)
+    )
+
+
+def _lenders(clusters: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """First row and number of rows of every pass by cluster and column: both [clusters, most passes of one]."""
     widest = max((len(cluster) for cluster in clusters), default=0)
     firsts, sizes = np.zeros((len(clusters), widest), dtype=np.int64), np.zeros((len(clusters), widest), dtype=np.int64)
     place = 0
@@ -85,23 +193,15 @@ def draws(layout: Layout, stream: int = 0) -> Iterator[np.ndarray]:
         for column in range(widest):  # a cluster with fewer passes lends them again
             firsts[row, column], sizes[row, column] = starts[column % len(cluster)], cluster[column % len(cluster)]
         place = int(starts[-1])
-    chosen = _chosen_clusters(len(clusters))
-    rng = np.random.default_rng((_SEED, stream, *layout.passes))
-    rows_at_once = max(1, _MAX_CELLS // max(1, place))
-    for begin in range(0, NUM_RESAMPLES, rows_at_once):
-        part = chosen[begin : begin + rows_at_once]
-        columns = [
-            _blocks(rng, length, *_sources(part[:, slot], slot, column, firsts, sizes))
-            for slot, cluster in enumerate(clusters)
-            for column, length in enumerate(cluster)
-            if length
-        ]
-        yield np.concatenate(columns, axis=1) if columns else np.zeros((len(part), 0), dtype=np.int64)
+    return firsts, sizes
 
 
+@lru_cache(maxsize=16)
 def _chosen_clusters(count: int) -> np.ndarray:
-    """The cluster that stands in each cluster's place: [R, count]. One cluster is always itself."""
-    return np.random.default_rng((_SEED, count)).integers(0, count, (NUM_RESAMPLES, count))
+    """The cluster that stands in each cluster's place: [R, count], read-only. One cluster is always itself."""
+    chosen = np.random.default_rng((_SEED, count)).integers(0, count, (NUM_RESAMPLES, count))
+    chosen.flags.writeable = False
+    return chosen
 
 
 def _sources(
@@ -112,12 +212,10 @@ def _sources(
     return firsts[lender, column], sizes[lender, column]
 
 
-def _blocks(rng: np.random.Generator, length: int, firsts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """`length` row numbers per resample in blocks of neighbours, from the pass at `firsts`: [R, length]."""
-    block = block_length(length)
-    starts = np.floor(rng.random((len(firsts), math.ceil(length / block))) * sizes[:, None]).astype(np.int64)
-    rows = (starts[:, :, None] + np.arange(block)) % sizes[:, None, None]
-    return rows.reshape(len(firsts), -1)[:, :length] + firsts[:, None]
+def _starts(rng: np.random.Generator, length: int, firsts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """The row at which each block of `length` rows' worth starts, in the pass at `firsts`: [R, blocks]."""
+    num_blocks = math.ceil(length / block_length(length))
+    return (rng.random((len(firsts), num_blocks)) * sizes[:, None]).astype(np.int64) + firsts[:, None]
 
 
 def ratio_of_sums(strata: Sequence[Stratum], what: str) -> Summary:
@@ -155,14 +253,6 @@ def ratio_of_ratios(over: Stratum, under: Stratum, what: str) -> Summary:
     return _summary(value, (a / b) / (c / d), count, _small(shorter.layout, what))
 
 
-def _resampled_sums(stratum: Stratum, stream: int) -> Sums:
-    sums = [
-        (stratum.numerators[rows].sum(axis=1), stratum.denominators[rows].sum(axis=1))
-        for rows in draws(stratum.layout, stream)
-    ]
-    return np.concatenate([top for top, _ in sums]), np.concatenate([bottom for _, bottom in sums])
-
-
 def _summary(value: float, resampled: np.ndarray, count: int, note: str) -> Summary:
     low, high = stats.percentiles(resampled)
     return Summary(value, min(low, value), max(high, value), count, note)
@@ -171,12 +261,11 @@ def _summary(value: float, resampled: np.ndarray, count: int, note: str) -> Summ
 def median(values: np.ndarray, layout: Layout, what: str) -> Summary:
     """Median of rows that happened one after the other."""
     assert values.size, "median needs a value"
-    value = float(np.median(values))
+    value = float(stats.medians(values))
     note = _why_no_interval(layout, values.size, bool(np.all(values == values[0])), what)
     if note:
         return Summary(value, None, None, values.size, note)
-    resampled = np.concatenate([np.median(values[rows], axis=1) for rows in draws(layout)])
-    return _summary(value, resampled, values.size, _small(layout, what))
+    return _summary(value, resampled_medians(values, layout), values.size, _small(layout, what))
 
 
 def _why_no_interval(layout: Layout, count: int, is_flat: bool, what: str) -> str:

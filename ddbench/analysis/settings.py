@@ -6,12 +6,14 @@ the setting's counterpart in another arm, which the study finds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import pandas as pd
 
+from ddbench.analysis.columns import Columns, Whole, pairs
 from ddbench.analysis.frames import RunFrames, without_context
 from ddbench.analysis.series import Stratum
 from ddbench.analysis.timing import Rounds, Table, round_costs, rounds_in_order, tpot_by_prompt
@@ -39,7 +41,7 @@ def uses_drafter(engine: EngineSpec) -> bool:
     return engine.draft not in (UNUSED, *MODEL_FREE_DRAFTS)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # each is itself: comparing tables would be meaningless and slow
 class Setting:
     """One thing that was asked for, and what was observed of it. Tables hold ok cases only and may be empty."""
 
@@ -58,16 +60,24 @@ class Setting:
     attributed_steps: pd.DataFrame
     attributed_passes: pd.DataFrame
     stages: pd.DataFrame  # attributed pass by construction
+    arrays: Mapping[str, Columns]  # each of these tables by its name, as plain arrays
 
     @cached_property
     def tpot(self) -> Table:
         """Milliseconds per token by process and prompt."""
-        return tpot_by_prompt(self.requests)
+        return tpot_by_prompt(self.arrays["requests"])
 
     @cached_property
     def ordered(self) -> Rounds:
         """The rounds of the clean passes in order."""
-        return rounds_in_order(self.steps, self.passes)
+        return rounds_in_order(self.arrays["steps"], self.arrays["passes"])
+
+    @cached_property
+    def prompts(self) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Of every round of the clean pass the number of its prompt, and the prompts in order of appearance."""
+        rounds = self.arrays["rounds"]
+        numbers, units = pd.factorize(rounds.codes("unit"))
+        return numbers, tuple(map(str, rounds.categories("unit")[units]))
 
     @cached_property
     def round_costs(self) -> Stratum:
@@ -101,31 +111,63 @@ class Study:
     settings: tuple[Setting, ...]
 
     def at(self, concurrency: int) -> tuple[Setting, ...]:
-        return tuple(s for s in self.settings if s.concurrency == concurrency)
+        return self._by_concurrency.get(concurrency, ())
 
-    @property
+    @cached_property
+    def _by_concurrency(self) -> Mapping[int, tuple[Setting, ...]]:
+        groups: dict[int, list[Setting]] = {}
+        for setting in self.settings:
+            groups.setdefault(setting.concurrency, []).append(setting)
+        return {concurrency: tuple(own) for concurrency, own in groups.items()}
+
+    @cached_property
     def concurrencies(self) -> tuple[int, ...]:
-        return tuple(sorted({s.concurrency for s in self.settings}))
+        return tuple(sorted(self._by_concurrency))
+
+    @cached_property
+    def _by_arm(self) -> Mapping[tuple[str, str], Sequence[Setting]]:
+        """(run, arm) -> its settings."""
+        groups: dict[tuple[str, str], list[Setting]] = {}
+        for setting in self.settings:
+            groups.setdefault((setting.run, setting.arm), []).append(setting)
+        return groups
+
+    @cached_property
+    def _comparable(self) -> Mapping[Hashable, Sequence[Setting]]:
+        """What settings must agree in for a speedup -> the settings of each arm that do."""
+        groups: dict[Hashable, list[Setting]] = {}
+        for setting in self.settings:
+            groups.setdefault(_conditions(setting, setting.arm), []).append(setting)
+        return groups
 
     def counterpart(self, setting: Setting, arm: str) -> Setting | NotMeasured:
         """The setting of `arm` that `setting` is to be compared with: the most similar one that may be compared."""
         if setting.arm == arm:
             return NotMeasured(not_measured=f"this is the {arm} arm itself")
-        candidates = [s for s in self.settings if s.arm == arm and s.run == setting.run]
+        candidates = self._comparable.get(_conditions(setting, arm), ())
         if not candidates:
-            return NotMeasured(not_measured=f"the run has no {arm} arm")
-        for name in SAME_FOR_SPEEDUP:
-            asked = getattr(setting.engine, name)
-            candidates = [s for s in candidates if getattr(s.engine, name) == asked]
-            if not candidates:
-                return NotMeasured(not_measured=f"no {arm} case with {name}={asked} to compare with")
-        candidates = [s for s in candidates if s.workload == setting.workload]
-        if not candidates:
-            return NotMeasured(not_measured=f"no {arm} case with the same workload (c={setting.concurrency})")
+            return NotMeasured(not_measured=self._why_no_counterpart(setting, arm))
         usable = [s for s in candidates if s.is_ok]
         if not usable:
             return NotMeasured(not_measured=f"the {arm} case has no timings: {candidates[0].reason}")
         return min(usable, key=lambda s: (-_likeness(s, setting), s.label))
+
+    def _why_no_counterpart(self, setting: Setting, arm: str) -> str:
+        """The first condition that leaves none."""
+        candidates = self._by_arm.get((setting.run, arm), ())
+        if not candidates:
+            return f"the run has no {arm} arm"
+        for name in SAME_FOR_SPEEDUP:
+            asked = getattr(setting.engine, name)
+            candidates = [s for s in candidates if getattr(s.engine, name) == asked]
+            if not candidates:
+                return f"no {arm} case with {name}={asked} to compare with"
+        return f"no {arm} case with the same workload (c={setting.concurrency})"
+
+
+def _conditions(setting: Setting, arm: str) -> Hashable:
+    same = tuple(getattr(setting.engine, name) for name in SAME_FOR_SPEEDUP)
+    return (setting.run, arm, same, setting.workload)
 
 
 def _likeness(one: Setting, other: Setting) -> int:
@@ -134,15 +176,17 @@ def _likeness(one: Setting, other: Setting) -> int:
 
 def study_of(frames: RunFrames) -> Study:
     """Group the rows of every table by setting."""
-    clean = {name: _only(getattr(frames, name), "clean") for name in ("requests", "rounds", "steps", "passes")}
-    attributed = {f"attributed_{name}": _only(getattr(frames, name), "attributed") for name in ("steps", "passes")}
-    tables = {**clean, **attributed, "stages": frames.stages}
-    parts = {name: _split(table) for name, table in tables.items()}
-    tables = {name: without_context(table) for name, table in tables.items()}
+    clean = {name: (name, "clean") for name in ("requests", "rounds", "steps", "passes")}
+    attributed = {f"attributed_{name}": (name, "attributed") for name in ("steps", "passes")}
+    sources: dict[str, tuple[str, str | None]] = {**clean, **attributed, "stages": ("stages", None)}
+    parts = {name: _by_setting(getattr(frames, table), only) for name, (table, only) in sources.items()}
+    cases: dict[str, list[int]] = {}
+    for place, key in enumerate(frames.cases["setting"]):
+        cases.setdefault(str(key), []).append(place)
     settings = []
-    for key, cases in frames.cases.groupby("setting", sort=False, observed=True):
-        rows = {name: parts[name].get(str(key), tables[name].iloc[:0]) for name in tables}
-        settings.append(_setting(str(key), frames, cases, rows))
+    for key, places in cases.items():
+        rows = {name: own.get(key, own[""]) for name, own in parts.items()}
+        settings.append(_setting(key, frames, places, rows))
     runs = [manifest.run_id for manifest in frames.manifests]
     return Study(settings=tuple(sorted(settings, key=lambda s: (runs.index(s.run), *_reading_order(s)))))
 
@@ -154,31 +198,46 @@ def _reading_order(setting: Setting) -> tuple[int, int, int, int, str]:
     return (setting.concurrency, place, engine.node_budget, engine.block_size or 0, setting.label)
 
 
-def _only(table: pd.DataFrame, pass_name: str) -> pd.DataFrame:
-    return table[(table["pass_name"] == pass_name).to_numpy(dtype=bool)]
+def _by_setting(table: pd.DataFrame, pass_name: str | None) -> dict[str, tuple[pd.DataFrame, Columns]]:
+    """Setting key -> its rows of one pass, in their own order; '' -> no rows.
+
+    All rows are put in the order of settings once, so that those of each setting are a slice and not a copy.
+    """
+    codes, keys = pd.factorize(table["setting"])
+    if pass_name is None:
+        rows = np.argsort(codes, kind="stable")
+    else:
+        rows = np.flatnonzero((table["pass_name"] == pass_name).to_numpy(dtype=bool))
+        rows = rows[np.argsort(codes[rows], kind="stable")]
+    ordered = without_context(table).take(rows)
+    whole = Whole(ordered)
+    starts = np.searchsorted(codes[rows], np.arange(len(keys) + 1))
+    parts = {
+        str(key): (ordered.iloc[begin:end], Columns(whole, begin, end))
+        for key, (begin, end) in zip(keys, pairs(starts), strict=True)
+    }
+    return {"": (ordered.iloc[:0], Columns(whole, 0, 0)), **parts}
 
 
-def _split(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    groups = table.groupby("setting", sort=False, observed=True).indices
-    lean = without_context(table)
-    return {str(key): lean.take(rows) for key, rows in groups.items()}
-
-
-def _setting(key: str, frames: RunFrames, cases: pd.DataFrame, rows: dict[str, pd.DataFrame]) -> Setting:
-    first = cases.iloc[0]
-    results = [frames.results[run, case_id] for run, case_id in zip(cases["run"], cases["case_id"], strict=True)]
+def _setting(
+    key: str, frames: RunFrames, places: list[int], rows: Mapping[str, tuple[pd.DataFrame, Columns]]
+) -> Setting:
+    cases = frames.cases
+    runs, case_ids = (cases[name].array[places] for name in ("run", "case_id"))
+    results = [frames.results[run, case_id] for run, case_id in zip(runs, case_ids, strict=True)]
     ok = tuple(result for result in results if isinstance(result, OkResult))
     case = results[0].case
     return Setting(
         key=key,
-        run=str(first["run"]),
+        run=str(runs[0]),
         arm=case.arm,
-        label=str(first["label"]).removesuffix(f" c={case.workload.concurrency}"),
+        label=str(cases["label"].array[places[0]]).removesuffix(f" c={case.workload.concurrency}"),
         engine=case.engine,
         workload=case.workload,
-        reason="" if ok else _why_nothing(frames.failures, cases["case_id"]),
+        reason="" if ok else _why_nothing(frames.failures, case_ids),
         results=ok,
-        **rows,
+        arrays={name: columns for name, (_, columns) in rows.items()},
+        **{name: table for name, (table, _) in rows.items()},
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 
 from ddbench.analysis import acceptance, series, stats
 from ddbench.analysis.settings import Setting, Study
@@ -26,20 +25,21 @@ def tpot(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
 
 
 def ttft(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
-    requests = setting.requests
-    waits = requests["first_token_ns"].to_numpy(dtype=np.float64) - requests["admitted_ns"].to_numpy()
+    requests = setting.arrays["requests"]
+    waits = requests["first_token_ns"].astype(np.float64) - requests["admitted_ns"]
     table = by_prompt(requests, waits / MILLISECOND)
     return stats.median(table.values) if table.units else missing(NO_SHARED_PROMPT)
 
 
 def output_rate(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
-    tokens, wall_ns = setting.passes["num_emitted"].sum(), setting.passes["wall_ns"].sum()
+    requests, passes = setting.arrays["requests"], setting.arrays["passes"]
+    tokens, wall_ns = passes["num_emitted"].sum(), passes["wall_ns"].sum()
     if wall_ns <= 0:
         return missing("the clean pass took no time: its clock is broken")
     value = float(tokens / (wall_ns / 1e9))
     if setting.steps.empty:
         return stats.Summary(value, None, None, 0, "no rounds: nothing to resample")
-    summary = series.ratio_of_sums(events(setting.ordered, setting.requests, setting.passes), "rounds")
+    summary = series.ratio_of_sums(events(setting.ordered, requests, passes), "rounds")
     return replace(summary, value=value)  # the same unless the book-keeping is broken, which has a check of its own
 
 
@@ -101,10 +101,8 @@ def length_ratio(setting: Setting, base: Setting) -> stats.Summary | NotMeasured
 
 def _emitted_and_rounds(setting: Setting) -> dict[str, tuple[float, float]]:
     """Prompt -> (tokens that its rounds emitted, number of rounds)."""
-    emitted, counts = acceptance.unit_sums(setting.rounds, "num_emitted", "")
-    units = pd.factorize(setting.rounds["unit"])[1]
-    sums = zip(emitted.tolist(), counts.tolist(), strict=True)
-    return dict(zip((str(unit) for unit in units), sums, strict=True))
+    emitted, counts = acceptance.prompt_sums(setting, "num_emitted", "")
+    return dict(zip(setting.prompts[1], zip(emitted.tolist(), counts.tolist(), strict=True), strict=True))
 
 
 def peak_memory(setting: Setting, study: Study) -> stats.Summary | NotMeasured:

@@ -7,8 +7,9 @@ the book-keeping identities hold and the truth behind every number is known.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ddbench.analysis.tables import TABLES, table_schema
 from ddbench.engine.stages import ROUND_STAGES, Stage
 from ddbench.records import (
     CaseResult,
+    Ceilings,
     Divergence,
     Environment,
     FailedResult,
@@ -72,6 +74,16 @@ class SyntheticPlan:
     not_run: tuple[int, ...] = ()  # places without a result
     skipped: tuple[SkippedCase, ...] = ()
     loops: bool = False  # every third output ends in a loop
+    # Two runs of one experiment: the same `seed` gives the same prompts and, with `machine`, the same acceptance in
+    # every repeat, as greedy decoding does; `machine` alone decides the noise of the times.
+    machine: int | None = None
+    slow: Mapping[str, float] = field(default_factory=dict)  # stage -> how many times as long it takes, in draft arms
+    agreement: float = 1.0  # how often a drafted token is right, times what it would be
+    extra_ops: Mapping[str, int] = field(default_factory=dict)  # stage -> ops that a round dispatches beyond 40
+    usual: Mapping[str, float] = field(default_factory=dict)  # executor, tree_build -> its rounds over the usual ones
+    ceilings: Ceilings | None = None
+    interleaved_with: str | None = None
+    turn: int = 0  # 0: runs first in even blocks, 1: in odd ones
     experiment: dict[str, Any] = field(default_factory=dict)
 
 
@@ -116,8 +128,11 @@ def build_run(folder: Path, plan: SyntheticPlan) -> Path:
         case_ids=case_ids,
         cases=plan.cases,
         skipped=plan.skipped,
+        interleaved_with=plan.interleaved_with,
     )
     (folder / "manifest.json").write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
+    if plan.ceilings is not None:
+        (folder / "ceilings.json").write_text(plan.ceilings.model_dump_json(indent=1), encoding="utf-8")
     return folder
 
 
@@ -144,7 +159,7 @@ def synthetic_environment() -> Environment:
 
 def _write_case(folder: Path, case_id: str, case: Case, index: int, plan: SyntheticPlan) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    common: dict[str, Any] = {"case_id": case_id, "case": case, "started_at": _CREATED, "seconds": 1.5}
+    common: dict[str, Any] = {"case_id": case_id, "case": case, "started_at": _started_at(case, plan), "seconds": 1.5}
     result: CaseResult
     if index in plan.failed:
         result = FailedResult(**common, outcome="out_of_memory", reason="the allocator gave up at 7.9 GB", log_tail="")
@@ -157,8 +172,15 @@ def _write_case(folder: Path, case_id: str, case: Case, index: int, plan: Synthe
     (folder / "result.json").write_text(ResultFile(result=result).model_dump_json(indent=1), encoding="utf-8")
 
 
+def _started_at(case: Case, plan: SyntheticPlan) -> str:
+    """Two minutes a block: the side whose turn it is has the first."""
+    minutes = 2 * case.block + (case.block + plan.turn) % 2
+    return (datetime(2025, 1, 1, tzinfo=UTC) + timedelta(minutes=minutes)).isoformat(timespec="milliseconds")
+
+
 def _ok_result(folder: Path, common: dict[str, Any], case: Case, plan: SyntheticPlan) -> OkResult:
-    rng = np.random.default_rng((plan.seed, case.block, int(case.digest()[:8], 16)))
+    machine = () if plan.machine is None else (plan.machine,)
+    rng = np.random.default_rng((plan.seed, case.block, int(case.digest()[:8], 16), *machine))
     rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
     keys: list[tuple[Pass, int]] = [("clean", index) for index in range(case.capture.num_clean_passes)]
     if case.capture.mode == "stages":
@@ -166,7 +188,7 @@ def _ok_result(folder: Path, common: dict[str, Any], case: Case, plan: Synthetic
     answers = [_answer(case.workload, index, plan) for index in range(case.workload.num_requests)]
     passes = []
     for pass_name, index in keys:
-        wall_ns, num_emitted = _Simulation(case, rng, answers, (pass_name, index)).run(rows)
+        wall_ns, num_emitted = _Simulation(case, rng, answers, (pass_name, index), plan).run(rows)
         summary = PassSummary(
             pass_name=pass_name, index=index, wall_ns=wall_ns, num_emitted=num_emitted, load=_load_sample()
         )
@@ -183,13 +205,34 @@ def _ok_result(folder: Path, common: dict[str, Any], case: Case, plan: Synthetic
         models=model_card(case),
         passes=tuple(passes),
         stage_costs=tuple(
-            StageCost(stage=stage.value, num_bytes=1_000_000, num_flops=2_000_000, basis="batch 1, width 17")
+            StageCost(
+                stage=stage.value,
+                num_bytes=1_000_000,
+                num_flops=2_000_000,
+                basis="batch 1, width 17",
+                context_bytes=400_000 if stage is Stage.VERIFY else _UNREAD,
+            )
             for stage in shares
         ),
         path_used={"attention": case.engine.attention, "executor": case.engine.executor},
-        counters={"rounds": len(rows["rounds"]), "nodes_verified": sum(row[5] for row in rows["rounds"])},
+        counters=_counters(case, rows, plan),
         peak_memory_bytes=_UNREAD,
     )
+
+
+def _counters(case: Case, rows: dict[str, list[tuple[Any, ...]]], plan: SyntheticPlan) -> dict[str, int]:
+    rounds = [row for row in rows["rounds"] if row[:2] == ("clean", 0)]
+    shares = AR_SHARES if case.arm == "ar" else STAGE_SHARES
+    num_steps = 8  # of the counted pass
+    ops = {stage.value: (40 + plan.extra_ops.get(stage.value, 0)) * num_steps for stage in shares}
+    return {
+        "num_rounds": len(rounds),
+        "nodes_verified": sum(row[5] for row in rounds),
+        "tokens_accepted": sum(row[6] for row in rounds),
+        "counted_steps": num_steps,
+        "torch_ops": sum(ops.values()),
+        **{f"torch_ops.{stage}": count for stage, count in ops.items()},
+    }
 
 
 def _answer(workload: WorkloadSpec, index: int, plan: SyntheticPlan) -> list[int]:
@@ -258,8 +301,17 @@ class _Request:
 class _Simulation:
     """One pass over the workload of a case, appended to the tables' rows."""
 
-    def __init__(self, case: Case, rng: np.random.Generator, answers: list[list[int]], key: tuple[Pass, int]) -> None:
-        self.case, self.rng, self.answers = case, rng, answers
+    def __init__(
+        self,
+        case: Case,
+        rng: np.random.Generator,
+        answers: list[list[int]],
+        key: tuple[Pass, int],
+        plan: SyntheticPlan,
+    ) -> None:
+        self.case, self.rng, self.answers, self.plan = case, rng, answers, plan
+        setting = int(case.model_copy(update={"block": 0}).digest()[:8], 16)
+        self.luck = rng if plan.machine is None else np.random.default_rng((plan.seed, setting))
         self.tax = 1.08 if key[0] == "attributed" else 1.0
         self.key = key
         self.has_stages = key[0] == "attributed"
@@ -295,7 +347,7 @@ class _Simulation:
         base = QUALITY.get(self.case.arm, 0.0)
         if self.case.arm == "ddtree":
             base = min(0.9, base + 0.02 * np.log2(max(self.nodes, 1) / 16))
-        return float(np.clip(base + 0.08 * np.sin(index), 0.0, 0.95)) if base else 0.0
+        return float(np.clip(base + 0.08 * np.sin(index), 0.0, 0.95)) * self.plan.agreement if base else 0.0
 
     def _prefill(self, request: _Request, rows: dict[str, list[tuple[Any, ...]]]) -> None:
         request.admitted_ns = self.now
@@ -309,11 +361,17 @@ class _Simulation:
     def _round(self, step: int, running: Sequence[_Request], rows: dict[str, list[tuple[Any, ...]]]) -> None:
         start, width = self.now, self.nodes + 1
         base = 1.2e6 if self.case.arm == "ar" else 1.9e6
-        duration = int((base + 3e3 * width * len(running)) * self.tax * self.rng.lognormal(0, 0.06))
+        shares = AR_SHARES if self.case.arm == "ar" else STAGE_SHARES
+        slow = {stage: self.plan.slow.get(stage.value, 1.0) if self.case.arm != "ar" else 1.0 for stage in shares}
+        longer = 1 + sum(shares[stage] * (slow[stage] - 1) for stage in shares)
+        engine, ways = self.case.engine, self.plan.usual
+        base *= ways.get(engine.executor, 1.0) * ways.get(engine.tree_build, 1.0)
+        usual = int((base + 3e3 * width * len(running)) * self.tax * self.rng.lognormal(0, 0.06))
+        duration = int(usual * longer)
         self.now += duration
         for request in running:
             drafted = min(self.nodes, HORIZON)
-            accepted = int(min(self.rng.geometric(1 - request.quality) - 1, drafted))
+            accepted = int(min(self.luck.geometric(1 - request.quality) - 1, drafted))
             emitted = min(accepted + 1, request.left)
             repeated = request.emit(emitted)
             expected = 1 + (1.1 * request.quality * drafted / 2.2 if drafted else 0.0)
@@ -325,10 +383,9 @@ class _Simulation:
             request.last_ns = self.now
         rows["steps"].append((*self.key, step, len(running), width, start, self.now))
         if self.has_stages:
-            shares = AR_SHARES if self.case.arm == "ar" else STAGE_SHARES
             for stage in (stage for stage in ROUND_STAGES if stage in shares):
                 share = shares[stage] * (0.98 + 0.02 * self.rng.random())
-                rows["stages"].append((step, stage.value, int(duration * share), "host"))
+                rows["stages"].append((step, stage.value, int(usual * slow[stage] * share), "host"))
 
     def _request_row(self, request: _Request) -> tuple[Any, ...]:
         kind = ("code", "prose", "docs")[request.request_id % 3]

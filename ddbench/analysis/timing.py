@@ -7,13 +7,16 @@ Letters: B processes, U prompts, N rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
 
+from ddbench.analysis.columns import Columns, columns_of, pairs
 from ddbench.analysis.series import Layout, Stratum
 
 MILLISECOND = 1e6  # ns
+Rows = pd.DataFrame | Columns
 
 
 @dataclass(frozen=True)
@@ -30,10 +33,15 @@ class Table:
         return self.values[np.ix_(rows, [self.units.index(unit) for unit in units])]
 
 
-def by_prompt(requests: pd.DataFrame, values: np.ndarray) -> Table:
+def by_prompt(requests: Rows, values: np.ndarray) -> Table:
     """Repeats of a prompt within a process (passes, or requests for one prompt) count as their median."""
+    own = columns_of(requests)
+    return _by_prompt(own["block"], own["unit"], values)
+
+
+def _by_prompt(of_block: np.ndarray, of_unit: np.ndarray, values: np.ndarray) -> Table:
     found: dict[int, dict[str, list[float]]] = {}
-    for block, unit, value in zip(requests["block"].tolist(), requests["unit"].tolist(), values.tolist(), strict=True):
+    for block, unit, value in zip(of_block.tolist(), of_unit.tolist(), values.tolist(), strict=True):
         found.setdefault(block, {}).setdefault(unit, []).append(value)
     blocks = tuple(sorted(found))
     own = [found[block] for block in blocks]
@@ -46,38 +54,39 @@ def _median(values: list[float]) -> float:
     return values[0] if len(values) == 1 else float(np.median(values))
 
 
-def tpot_by_prompt(requests: pd.DataFrame) -> Table:
+def tpot_by_prompt(requests: Rows) -> Table:
     """Milliseconds per token after the first."""
-    num_tokens = np.array([len(tokens) for tokens in requests["tokens"]], dtype=np.int64)
+    own = columns_of(requests)
+    num_tokens = np.array([len(tokens) for tokens in own["tokens"]], dtype=np.int64)
     can_tell = num_tokens >= 2
-    spans = requests["last_token_ns"].to_numpy(dtype=np.float64) - requests["first_token_ns"].to_numpy()
-    return by_prompt(requests[can_tell], spans[can_tell] / (num_tokens[can_tell] - 1) / MILLISECOND)
+    spans = own["last_token_ns"].astype(np.float64) - own["first_token_ns"]
+    per_token = spans[can_tell] / (num_tokens[can_tell] - 1) / MILLISECOND
+    return _by_prompt(own["block"][can_tell], own["unit"][can_tell], per_token)
 
 
 @dataclass(frozen=True)
 class Rounds:
     """The rounds of every pass one after the other."""
 
-    steps: pd.DataFrame  # [N]
+    batch_sizes: np.ndarray  # [N]
+    num_emitted: np.ndarray  # [N]
+    start_ns: np.ndarray  # [N]
+    end_ns: np.ndarray  # [N]
     layout: Layout
 
-    @property
+    @cached_property
     def milliseconds(self) -> np.ndarray:
-        ends, starts = (self.steps[name].to_numpy(dtype=np.float64) for name in ("end_ns", "start_ns"))
-        return (ends - starts) / MILLISECOND
-
-    @property
-    def batch_sizes(self) -> np.ndarray:
-        return self.steps["batch_size"].to_numpy(dtype=np.float64)
+        return (self.end_ns - self.start_ns) / MILLISECOND
 
 
-def rounds_in_order(steps: pd.DataFrame, passes: pd.DataFrame) -> Rounds:
-    parts = [
-        [of_pass(steps, case_id, index).sort_values("step") for case_id, index, _ in process]
-        for process in processes(passes)
-    ]
-    layout = Layout(tuple(tuple(len(part) for part in process) for process in parts))
-    return Rounds(pd.concat([steps.iloc[:0], *(part for process in parts for part in process)]), layout)
+def rounds_in_order(steps: Rows, passes: Rows) -> Rounds:
+    own = columns_of(steps)
+    place = own["step"]
+    parts = [[rows[np.argsort(place[rows], kind="stable")] for rows in process] for process in _rows(own, passes)]
+    order = np.concatenate([np.zeros(0, dtype=np.int64), *(rows for process in parts for rows in process)])
+    names = ("batch_size", "num_emitted", "start_ns", "end_ns")
+    columns = (own[name][order].astype(np.float64) for name in names)
+    return Rounds(*columns, Layout(tuple(tuple(len(rows) for rows in process) for process in parts)))
 
 
 def round_costs(rounds: Rounds) -> Stratum:
@@ -85,33 +94,35 @@ def round_costs(rounds: Rounds) -> Stratum:
     return Stratum(rounds.batch_sizes * rounds.milliseconds, rounds.batch_sizes, rounds.layout)
 
 
-def events(rounds: Rounds, requests: pd.DataFrame, passes: pd.DataFrame) -> tuple[Stratum, Stratum]:
+def events(rounds: Rounds, requests: Rows, passes: Rows) -> tuple[Stratum, Stratum]:
     """Rounds and prefills in order, each with its tokens and the seconds since the event before it.
 
     So rounds carry the host's gaps and prefills their own time, and all of it adds up to the wall time of the passes.
     """
     of_rounds, of_prefills = [], []
-    lengths: list[list[int]] = []
-    for process in processes(passes):
-        lengths.append([])
-        for case_id, index, wall_ns in process:
-            own = of_pass(requests, case_id, index)
-            split = _split_events(of_pass(rounds.steps, case_id, index), own, wall_ns)
-            of_rounds.append(split[0])
-            of_prefills.append(split[1])
-            lengths[-1].append(len(own))
+    prefills = columns_of(requests)
+    first_tokens = prefills["first_token_ns"].astype(np.float64)
+    walls = [wall_ns for process in processes(passes) for _, _, wall_ns in process]
+    own = _rows(prefills, passes)
+    bounds = pairs(np.cumsum([0, *rounds.layout.passes]))
+    for (begin, end), rows, wall_ns in zip(bounds, (rows for one in own for rows in one), walls, strict=True):
+        split = _split_events(rounds.end_ns[begin:end], rounds.num_emitted[begin:end], first_tokens[rows], wall_ns)
+        of_rounds.append(split[0])
+        of_prefills.append(split[1])
     first, second = np.concatenate(of_rounds), np.concatenate(of_prefills)
     return (
         Stratum(first[:, 0], first[:, 1], rounds.layout),
-        Stratum(second[:, 0], second[:, 1], Layout(tuple(map(tuple, lengths)))),
+        Stratum(second[:, 0], second[:, 1], Layout(tuple(tuple(map(len, process)) for process in own))),
     )
 
 
-def _split_events(steps: pd.DataFrame, requests: pd.DataFrame, wall_ns: int) -> tuple[np.ndarray, np.ndarray]:
+def _split_events(
+    end_ns: np.ndarray, emitted: np.ndarray, first_tokens: np.ndarray, wall_ns: int
+) -> tuple[np.ndarray, np.ndarray]:
     """(rounds, prefills) of one pass: [events, 2] tokens and seconds; the last event takes what is left of the pass."""
-    starts = np.sort(requests["first_token_ns"].to_numpy(dtype=np.float64))
-    times = np.concatenate([starts, steps["end_ns"].to_numpy(dtype=np.float64)])
-    tokens = np.concatenate([np.ones(len(starts)), steps["num_emitted"].to_numpy(dtype=np.float64)])
+    starts = np.sort(first_tokens)
+    times = np.concatenate([starts, end_ns])
+    tokens = np.concatenate([np.ones(len(starts)), emitted])
     order = np.argsort(times, kind="stable")
     ends = np.append(times[order[:-1]], max(float(wall_ns), float(times[order[-1]])))
     seconds = np.empty(len(times))
@@ -120,13 +131,23 @@ def _split_events(steps: pd.DataFrame, requests: pd.DataFrame, wall_ns: int) -> 
     return events[len(starts) :], events[: len(starts)]
 
 
-def processes(passes: pd.DataFrame) -> list[list[tuple[str, int, int]]]:
+def processes(passes: Rows) -> list[list[tuple[str, int, int]]]:
     """The passes of every process (case), as (case, pass, wall time)."""
     found: dict[str, list[tuple[str, int, int]]] = {}
-    ordered = passes.sort_values(["block", "pass_index"])
-    for case_id, index, wall_ns in zip(ordered["case_id"], ordered["pass_index"], ordered["wall_ns"], strict=True):
-        found.setdefault(case_id, []).append((case_id, int(index), int(wall_ns)))
+    own = columns_of(passes)
+    case_ids, index, wall_ns = (own[name] for name in ("case_id", "pass_index", "wall_ns"))
+    for row in np.lexsort((index, own["block"])):
+        found.setdefault(case_ids[row], []).append((case_ids[row], int(index[row]), int(wall_ns[row])))
     return list(found.values())
+
+
+def _rows(table: Columns, passes: Rows) -> list[list[np.ndarray]]:
+    """The rows of every pass of every process, in the table's order."""
+    cases, index, numbers = table.codes("case_id"), table["pass_index"], table.numbers("case_id")
+    return [
+        [np.flatnonzero((cases == numbers.get(case_id, -1)) & (index == number)) for case_id, number, _ in process]
+        for process in processes(passes)
+    ]
 
 
 def of_pass(table: pd.DataFrame, case_id: str, pass_index: int) -> pd.DataFrame:

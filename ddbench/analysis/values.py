@@ -11,7 +11,7 @@ from ddbench.analysis.settings import Setting, Study
 from ddbench.analysis.stats import Summary
 from ddbench.records import NotMeasured, Pass
 
-Unit = Literal["tok/s", "ms", "tokens", "nodes", "requests", "share", "x", "bytes"]
+Unit = Literal["tok/s", "ms", "tokens", "nodes", "requests", "share", "x", "bytes", "count"]
 Counted = Literal["prompts", "rounds", "processes"]
 
 

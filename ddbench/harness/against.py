@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ddbench.errors import DdbenchError, UserError
+from ddbench.harness.bracket import CEILINGS, around
 from ddbench.harness.environment import asked_environment, environment_of, module_of
 from ddbench.harness.interrupt import resumable
 from ddbench.harness.lock import device_lock
@@ -43,9 +44,10 @@ def run_in_turns(
     checkout: Path,
     console: Console,
     command: Sequence[str] = WORKER,
+    ceilings: Sequence[str] | None = CEILINGS,
     lock_folder: Path | None = None,
 ) -> Turns:
-    """Two new runs of one plan. `command` starts a case of this code."""
+    """Two new runs of one plan. `command` starts a case of this code; both runs share their machine's ceilings."""
     device = plan.experiment.engine.device
     with device_lock(device, f"sweep '{plan.experiment.name}' against other code", lock_folder):
         before = manifest_of(plan, environment_of_checkout(checkout, device), BEFORE)
@@ -54,11 +56,16 @@ def run_in_turns(
             create_run(out, _paired(before, after)),
             create_run(out, _paired(after, before)),
         )
-        return _execute(runs, checkout, console, command)
+        return _execute(runs, checkout, console, command, ceilings)
 
 
 def resume_in_turns(
-    path: Path, checkout: Path, console: Console, command: Sequence[str] = WORKER, lock_folder: Path | None = None
+    path: Path,
+    checkout: Path,
+    console: Console,
+    command: Sequence[str] = WORKER,
+    ceilings: Sequence[str] | None = CEILINGS,
+    lock_folder: Path | None = None,
 ) -> Turns:
     """The rest of two such runs; `path` is either of them. A pair of which one half is missing is measured again."""
     runs = _pair_of(path)
@@ -66,7 +73,7 @@ def resume_in_turns(
     with device_lock(device, f"sweep '{runs[1].manifest.experiment.name}' against other code", lock_folder):
         as_it_was(runs[0], environment_of_checkout(checkout, device)).sweep_leftovers()
         as_it_was(runs[1], environment_of(device)).sweep_leftovers()
-        return _execute(runs, checkout, console, command)
+        return _execute(runs, checkout, console, command, ceilings)
 
 
 def environment_of_checkout(checkout: Path, device: str) -> Environment:
@@ -96,14 +103,20 @@ def _pair_of(path: Path) -> tuple[RunFolder, RunFolder]:
     return (one, other) if is_before else (other, one)
 
 
-def _execute(runs: tuple[RunFolder, RunFolder], checkout: Path, console: Console, command: Sequence[str]) -> Turns:
+def _execute(
+    runs: tuple[RunFolder, RunFolder],
+    checkout: Path,
+    console: Console,
+    command: Sequence[str],
+    ceilings: Sequence[str] | None,
+) -> Turns:
     legs = (
         Leg(runs[0], console, module_of(checkout.resolve(), WORKER_MODULE)),
         Leg(runs[1], console, command),
     )
     turns = list(_turns(legs))
     display = SweepDisplay(console, [case for run in runs for case in run.manifest.cases], len(turns))
-    with resumable(runs[1]), display:
+    with resumable(runs[1]), display, around(runs, bool(turns), console, ceilings):
         for leg, one in turns:
             leg.measure(one, display)
     tally = Tally()

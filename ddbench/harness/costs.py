@@ -16,10 +16,11 @@ from dataclasses import dataclass
 
 from ddbench.engine.stages import Stage
 from ddbench.models.shapes import DrafterShape, GQAShape, MLAShape, MoEShape, TargetShape
-from ddbench.records import StageCost
+from ddbench.records import NotMeasured, StageCost
 
 LOGIT_BYTES = 4  # logits are fp32
 INDEX_BYTES = 8  # token ids and positions are int64
+NO_CONTEXT = NotMeasured(not_measured="counted for verify only")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ def stage_costs(
             num_bytes=round(costs[stage].num_bytes),
             num_flops=round(costs[stage].num_flops),
             basis=round_.basis,
+            context_bytes=_context_bytes(target, round_, element_bytes) if stage is Stage.VERIFY else NO_CONTEXT,
         )
         for stage in Stage
         if stage in costs and stage.value in stages
@@ -118,6 +120,12 @@ def attention_cost(shape: GQAShape | MLAShape, round_: TypicalRound, element_byt
     rows = round_.batch * (round_.context + round_.width)
     pairs = round_.batch * round_.width * (round_.context + 1)  # (query, key) pairs
     return Cost(rows * row_elements(shape) * element_bytes, 2 * pairs * _products_per_pair(shape))
+
+
+def _context_bytes(target: TargetShape, round_: TypicalRound, element_bytes: int) -> int:
+    """Context rows of all layers, once per request: those bytes of verify that all nodes of a tree can share."""
+    rows = round_.batch * round_.context * target.num_layers
+    return round(rows * row_elements(target.attention) * element_bytes)
 
 
 def row_elements(shape: GQAShape | MLAShape) -> int:

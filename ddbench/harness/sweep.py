@@ -18,6 +18,7 @@ from rich.console import Console
 
 import ddbench
 from ddbench.errors import DdbenchError, SchemaError, UserError, did_you_mean, shown
+from ddbench.harness.bracket import CEILINGS, around
 from ddbench.harness.environment import environment_of
 from ddbench.harness.interrupt import resumable
 from ddbench.harness.lock import device_lock
@@ -86,7 +87,7 @@ def run_plan(
     """A new run, from its folder to its last case."""
     with _held(plan.experiment, lock_folder):
         run = new_run(plan, out)
-        return run, execute(run, console, command)
+        return run, execute(run, console, command, CEILINGS)
 
 
 def resume(
@@ -95,7 +96,7 @@ def resume(
     """The rest of a run. Nothing in its folder is touched before the device is ours: the run may still be going."""
     with _held(open_run(path).manifest.experiment, lock_folder):
         run = resumed_run(path)
-        return run, execute(run, console, command)
+        return run, execute(run, console, command, CEILINGS)
 
 
 def _held(experiment: ExperimentSpec, lock_folder: Path | None) -> AbstractContextManager[None]:
@@ -208,11 +209,16 @@ def _file_digest(path: Path) -> str:
 # ---------------------------------------------------------------------------------------------------------- execution
 
 
-def execute(run: RunFolder, console: Console, command: Sequence[str] = WORKER) -> Tally:
-    """Run every case that has no result yet; the tally counts all cases of the run. The caller holds the device."""
+def execute(
+    run: RunFolder, console: Console, command: Sequence[str] = WORKER, ceilings: Sequence[str] | None = None
+) -> Tally:
+    """Run every case that has no result yet; the tally counts all cases of the run. The caller holds the device.
+
+    `ceilings` is the command that measures what the machine can do; without one that is left out.
+    """
     leg = Leg(run, console, command)
     display = SweepDisplay(console, run.manifest.cases, len(leg.missing))
-    with resumable(run), display:
+    with resumable(run), display, around([run], bool(leg.missing), console, ceilings):
         for one in leg.missing:
             leg.measure(one, display)
     return leg.tally

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from ddbench.analysis.settings import Setting
 from ddbench.analysis.values import missing, to_estimate
 from ddbench.report import cells, plots
 from ddbench.report.arms import label_cell, where
+from ddbench.report.calibration import CAPTION, Measured, calibration_panel, calibration_table, measured_bins
 from ddbench.report.document import Cell, Column, Figure, LegendEntry, Panel, Section, Skipped, Table
 from ddbench.report.evidence import Evidence
 
@@ -33,6 +34,8 @@ SHAPE_METRICS: tuple[str, ...] = (
     "mean_batch_size",
     "peak_memory_bytes",
 )
+Depths = Mapping[str, tuple[stats.Summary, ...]]  # setting key -> conditional acceptance at depth 1, 2, ...
+
 MAX_DEPTH_COLUMNS = 16
 MAX_PANELS = 8
 
@@ -46,8 +49,14 @@ def acceptance(evidence: Evidence) -> Section | Skipped:
     shown = [s for s in drafting if s.concurrency == lowest]
     others = [s for s in drafting if s.concurrency != lowest]
     main = [s for s in evidence.arms_at(lowest) if s in shown] or shown
+    depths = {setting.key: counts.by_depth(setting) for setting in main}
     tables = [_metric_table(evidence, shown, LENGTH_METRICS, f"Lengths at concurrency {lowest}")]
-    tables += [_depth_table(evidence, main), *_kind_tables(evidence, main)]
+    tables += [_depth_table(evidence, main, depths), *_kind_tables(evidence, main)]
+    calibrated = measured_bins(main)
+    if calibrated:
+        tables.append(calibration_table(evidence, calibrated))
+    curves = _curves(evidence, main[:MAX_PANELS], depths, calibrated, _cut(main))
+    figures = (curves, _histograms(evidence, main))
     tables.append(_metric_table(evidence, drafting, SHAPE_METRICS, "Trees and batches", is_folded=True))
     intro = (
         "tau counts what reached the output per round, the bonus token included and the prefill token not. Pooled tau "
@@ -57,7 +66,6 @@ def acceptance(evidence: Evidence) -> Section | Skipped:
     if others:
         tables.append(_metric_table(evidence, others, LENGTH_METRICS, "Lengths at other concurrencies", is_folded=True))
         notes = (f"What is drawn and split up here was run at concurrency {lowest}.",)
-    figures = (_histograms(evidence, main), _depth_curves(evidence, main))
     return Section("acceptance", "Acceptance", intro, tables=tuple(tables), figures=figures, notes=notes)
 
 
@@ -76,9 +84,8 @@ def _metric_table(
     return cells.with_notes(Table(title, columns, tuple(rows), is_folded=is_folded))
 
 
-def _depth_table(evidence: Evidence, settings: Sequence[Setting]) -> Table:
+def _depth_table(evidence: Evidence, settings: Sequence[Setting], found: Depths) -> Table:
     """Conditional acceptance: of the rounds that accepted d - 1 tokens, the share that accepted the d-th."""
-    found = {s.key: counts.by_depth(s) for s in settings}
     deepest = min(MAX_DEPTH_COLUMNS, max((len(depths) for depths in found.values()), default=0))
     rows = []
     for setting in settings:
@@ -137,22 +144,30 @@ def _shares(setting: Setting) -> np.ndarray:
     return histogram / histogram.sum()
 
 
-def _depth_curves(evidence: Evidence, settings: Sequence[Setting]) -> Figure:
-    drawn = settings[:MAX_PANELS]
+def _curves(evidence: Evidence, drawn: Sequence[Setting], depths: Depths, measured: Measured, cut: str) -> Figure:
+    """Acceptance by depth; beside it, for drafts that give probabilities, whether these are right."""
+    colors = dict(zip((s.key for s in drawn), plots.series_colors([s.arm for s in drawn]), strict=True))
+    panels = [Panel("depth", "Conditional acceptance by depth", _depth_curves(evidence, drawn, depths, colors))]
+    caption = "Of the rounds that accepted d - 1 tokens, the share that accepted the d-th as well."
+    if own := [(setting, bins) for setting, bins in measured if setting.key in colors]:
+        panels.append(calibration_panel(evidence, own, colors))
+        caption += CAPTION
+    legend = tuple(LegendEntry(evidence.name(s), colors[s.key]) for s in drawn)
+    return Figure("What is accepted, and what the draft expects", caption + cut, tuple(panels), legend)
+
+
+def _depth_curves(evidence: Evidence, drawn: Sequence[Setting], found: Depths, colors: Mapping[str, str]) -> str:
     series = []
-    colors = plots.series_colors([s.arm for s in drawn])
-    for index, (setting, color) in enumerate(zip(drawn, colors, strict=True)):
-        depths = counts.by_depth(setting)
+    for index, setting in enumerate(drawn):
+        depths = found[setting.key]
         beside = 0.08 * (index - (len(drawn) - 1) / 2)  # so that equal lines do not hide each other
         places = tuple(d + 1 + beside for d in range(len(depths)))
         lows, highs = tuple(d.low for d in depths), tuple(d.high for d in depths)
-        series.append(plots.Series(evidence.name(setting), color, places, tuple(d.value for d in depths), lows, highs))
+        values = tuple(d.value for d in depths)
+        series.append(plots.Series(evidence.name(setting), colors[setting.key], places, values, lows, highs))
     deepest = max((len(line.x) for line in series), default=0)
     ticks = [float(d) for d in range(1, deepest + 1, max(1, deepest // 10))]
-    svg = plots.lines(series, "depth d", "share", ticks=ticks)
-    legend = tuple(LegendEntry(line.label, line.color) for line in series)
-    caption = "Of the rounds that accepted d - 1 tokens, the share that accepted the d-th as well." + _cut(settings)
-    return Figure("Acceptance by depth", caption, (Panel("depth", "", svg),), legend)
+    return plots.lines(series, "depth d", "share", ticks=ticks)
 
 
 def _cut(settings: Sequence[Setting]) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddbench.analysis.contests import Contest
 from ddbench.analysis.metrics import METRICS
 from ddbench.analysis.settings import Setting
 from ddbench.analysis.values import Estimate
-from ddbench.report import cells, plots
+from ddbench.report import cells, decomposition, plots
 from ddbench.report.document import Cell, Column, Figure, Panel, Section, Skipped, Table, Tone
 from ddbench.report.evidence import Evidence
 
@@ -32,14 +31,13 @@ def arms(evidence: Evidence) -> Section | Skipped:
     if not evidence.study.settings:
         return Skipped("arms", "Arms", "no case has a result")
     tables = [_arms_table(evidence, c) for c in evidence.study.concurrencies]
-    if any(isinstance(found, Contest) for found in evidence.contests.values()):
-        tables.append(_contest_table(evidence))
+    tables += _decomposed(evidence)
     intro = (
         "Speed is read from the clean pass: no stage instrumentation, the host clock at every commit. Below each value "
         "stands its 95 % interval; n counts prompts. Speedups are ratios of TPOT.",
     )
-    figure = _speedups(evidence)
-    return Section("arms", "Arms", intro, tables=tuple(tables), figures=() if figure is None else (figure,))
+    figures = (figure for figure in (_speedups(evidence), decomposition.figure(evidence)) if figure is not None)
+    return Section("arms", "Arms", intro, tables=tuple(tables), figures=tuple(figures))
 
 
 def _arms_table(evidence: Evidence, concurrency: int) -> Table:
@@ -74,33 +72,21 @@ def _arm_cell(evidence: Evidence, setting: Setting, metric: str, best_key: str |
     return cells.value_cell(value, where(setting), tone)
 
 
-def _contest_table(evidence: Evidence) -> Table:
-    """Speedups taken apart: longer acceptance over dearer rounds."""
+def _decomposed(evidence: Evidence) -> list[Table]:
+    """Speedups taken apart: longer acceptance over dearer rounds, and the rounds stage by stage."""
     rows = []
     for setting in evidence.study.settings:
         for against in ("ar", "prompt_lookup", "chain"):
-            found = evidence.contests.get((setting.key, against))
-            if isinstance(found, Contest):
-                parts = [cells.value_cell(value, where(setting)) for value in (found.length, found.cost)]
-                net = cells.missing_cell("one of its two parts is missing") if found.net is None else _ratio(found.net)
-                speedup = cells.value_cell(found.speedup, where(setting))
-                place = (cells.count_cell(setting.concurrency), cells.text_cell(against))
-                rows.append((label_cell(evidence, setting), *place, *parts, net, speedup))
-    columns = (
-        Column("Arm", is_number=False),
-        Column("c", tip="concurrency"),
-        Column("Against", is_number=False),
-        Column("tau", tip="tau of the arm / tau of the other, pooled over the prompts they share"),
-        Column("Round cost", tip="round_cost_ms of the arm / of the other; the interval is over rounds"),
-        Column("Net", tip="tau / round cost"),
-        Column("TPOT", tip="the measured speedup: median TPOT of the other / of the arm"),
-    )
-    table = Table("What a speedup is made of: tau over round cost", columns, tuple(rows), is_folded=True)
-    return cells.with_notes(table)
-
-
-def _ratio(value: float) -> Cell:
-    return Cell(cells.number(value, "x"), sort=value)
+            found = evidence.decompositions.get((setting.key, against))
+            if found is not None:
+                about = (label_cell(evidence, setting), cells.count_cell(setting.concurrency), cells.text_cell(against))
+                rows.append(decomposition.Row(about, found))
+    columns = (Column("Arm", is_number=False), Column("c", tip="concurrency"), Column("Against", is_number=False))
+    if not rows:
+        return []
+    stages = decomposition.stage_table("What makes its round dearer, stage by stage", columns, rows)
+    tables = [decomposition.made_of_table("What a speedup is made of: tau over round cost", columns, rows)]
+    return tables if stages is None else [*tables, stages]
 
 
 def where(setting: Setting) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ddbench.analysis.answers import listed, told
+from ddbench.analysis.frontier import FEWEST_BUDGETS, Sweep, steps_of, sweeps_of
 from ddbench.analysis.metrics import METRICS
+from ddbench.analysis.question_compute import Choice, choose
 from ddbench.analysis.settings import Setting
 from ddbench.analysis.values import Estimate
 from ddbench.records import NotMeasured
@@ -14,7 +17,7 @@ from ddbench.report.arms import label_cell, where
 from ddbench.report.document import Cell, Column, Figure, LegendEntry, Panel, Section, Skipped, Table
 from ddbench.report.evidence import Evidence
 
-FEWEST_BUDGETS = 2
+MAX_LINES = 8  # as many as there are colours and markers; the tables hold all
 TABLE_METRICS: tuple[str, ...] = (
     "nodes_per_round",
     "acceptance_length",
@@ -26,12 +29,15 @@ TABLE_METRICS: tuple[str, ...] = (
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """Settings that differ in nothing but the node budget, narrow trees first."""
+class Named:
+    """A sweep with its name in this report."""
 
     name: str
-    trees: tuple[Setting, ...]
-    chain: Setting | None
+    sweep: Sweep
+
+    @property
+    def trees(self) -> tuple[Setting, ...]:
+        return self.sweep.trees
 
 
 def budget(evidence: Evidence) -> Section | Skipped:
@@ -42,69 +48,98 @@ def budget(evidence: Evidence) -> Section | Skipped:
     metric = _speedup_metric(evidence, sweeps)
     intro = (
         "A wider tree verifies more candidates per round: tau can only grow, but so does what a round costs. It pays "
-        "while tau grows faster." + _best(evidence, sweeps, metric),
+        "while tau grows faster." + _best(evidence, sweeps),
     )
-    tables = tuple(_table(evidence, sweep) for sweep in sweeps)
+    tables = (*(_table(evidence, sweep) for sweep in sweeps), *_steps(evidence, sweeps))
     return Section("budget", "Node budget", intro, tables=tables, figures=(_figure(evidence, sweeps, metric),))
 
 
-def _sweeps(evidence: Evidence) -> tuple[Sweep, ...]:
-    groups: dict[tuple[object, ...], list[Setting]] = {}
-    for setting in evidence.study.settings:
-        if setting.engine.node_budget > 0 and setting.is_ok:
-            alike = setting.engine.model_copy(update={"node_budget": 1}).model_dump_json()
-            groups.setdefault((setting.run, setting.arm, alike, setting.workload.model_dump_json()), []).append(setting)
+def _sweeps(evidence: Evidence) -> tuple[Named, ...]:
     found = []
-    for own in groups.values():
-        trees = tuple(sorted(own, key=lambda s: s.engine.node_budget))
-        if len({s.engine.node_budget for s in trees}) >= FEWEST_BUDGETS:
-            chain = evidence.study.counterpart(trees[0], "chain")
-            name = f"concurrency {trees[0].concurrency}" + (
-                f" ({evidence.run_names[trees[0].run]})" if evidence.frames.is_merged else ""
-            )
-            found.append(Sweep(name, trees, None if isinstance(chain, NotMeasured) else chain))
-    names = [sweep.name for sweep in found]
-    return tuple(replace(sweep, name=_full_name(sweep)) if names.count(sweep.name) > 1 else sweep for sweep in found)
+    for sweep in sweeps_of(evidence.study):
+        run = f" ({evidence.run_names[sweep.trees[0].run]})" if evidence.frames.is_merged else ""
+        found.append(Named(f"concurrency {sweep.concurrency}{run}", sweep))
+    names = [one.name for one in found]
+    return tuple(replace(one, name=_full_name(one)) if names.count(one.name) > 1 else one for one in found)
 
 
-def _full_name(sweep: Sweep) -> str:
+def _full_name(one: Named) -> str:
     """With what tells sweeps of one concurrency apart: the label without its budget."""
-    tree = sweep.trees[0]
-    return f"{sweep.name}, {tree.label.replace(f' node_budget={tree.engine.node_budget}', '')}"
+    tree = one.trees[0]
+    return f"{one.name}, {tree.label.replace(f' node_budget={tree.engine.node_budget}', '')}"
 
 
-def _speedup_metric(evidence: Evidence, sweeps: Sequence[Sweep]) -> str:
+def _speedup_metric(evidence: Evidence, sweeps: Sequence[Named]) -> str:
     """Over the chain, or over ar where no chain was measured."""
     has_chain = any(isinstance(evidence.value(s, "speedup_vs_chain"), Estimate) for w in sweeps for s in w.trees)
     return "speedup_vs_chain" if has_chain else "speedup_vs_ar"
 
 
-def _best(evidence: Evidence, sweeps: Sequence[Sweep], metric: str) -> str:
-    """The budget with the highest speedup of every sweep."""
+def _best(evidence: Evidence, sweeps: Sequence[Named]) -> str:
+    """The fastest budget of every sweep, with what cannot be told from it."""
     texts = []
-    for sweep in sweeps:
-        values = [(setting, evidence.value(setting, metric)) for setting in sweep.trees]
-        known = [(setting, value) for setting, value in values if isinstance(value, Estimate)]
-        if known:
-            setting, value = max(known, key=lambda pair: pair[1].value)
-            ratio = f"{cells.number(value.value, 'x')} {cells.interval(value)}"
-            texts.append(f"{setting.engine.node_budget} at {sweep.name} ({ratio})")
-    over = "chain" if metric == "speedup_vs_chain" else "ar"
-    return f" The best budget against {over} is {', '.join(texts)}." if texts else ""
+    for one in sweeps:
+        usable = tuple(tree for tree in one.trees if evidence.may_be_best(tree))
+        chain = one.sweep.chain
+        if not isinstance(chain, NotMeasured) and not evidence.may_be_best(chain):
+            chain = NotMeasured(not_measured="the chain is not to be trusted")
+        found = choose(replace(one.sweep, trees=usable, chain=chain)) if len(usable) >= FEWEST_BUDGETS else None
+        if not isinstance(found, Choice):
+            continue
+        text = f"{found.best.engine.node_budget} at {one.name}"
+        if isinstance(found.over_chain, Estimate):
+            text += f" ({told(found.over_chain)} over the chain)"
+        tied = [tree.engine.node_budget for tree in found.tied]
+        texts.append(text + (f", with {listed(tied)} not told from it" if tied else ", told apart from the others"))
+    if not texts:
+        return ""
+    return (
+        f" The fastest budget is {'; '.join(texts)}. All budgets of a concurrency are compared with each other and "
+        "with the chain at once, by intervals widened so that all of them hold together."
+    )
 
 
-def _table(evidence: Evidence, sweep: Sweep) -> Table:
+def _table(evidence: Evidence, sweep: Named) -> Table:
     metrics = cells.metrics_named(TABLE_METRICS)
     best = {
         name: cells.best_of(((s.key, evidence.value(s, name)) for s in sweep.trees), METRICS[name])
         for name in ("tpot_ms", "speedup_vs_ar", "speedup_vs_chain")
     }
     rows = []
-    for setting in (*((sweep.chain,) if sweep.chain else ()), *sweep.trees):
+    for setting in sweep.sweep.everyone:
         values = [_cell(evidence, setting, metric.name, best.get(metric.name)) for metric in metrics]
         rows.append((label_cell(evidence, setting), *values))
     columns = (Column("Arm", is_number=False), *map(cells.metric_column, metrics))
     return cells.with_notes(Table(sweep.name[:1].upper() + sweep.name[1:], columns, tuple(rows)))
+
+
+def _steps(evidence: Evidence, sweeps: Sequence[Named]) -> tuple[Table, ...]:
+    """What each widening brings and costs."""
+    rows = []
+    for one in sweeps:
+        for step in steps_of(one.sweep):
+            narrow, wide = step.contest.base, step.contest.setting
+            parts = (step.contest.length, step.contest.cost, step.tau_per_node, step.ms_per_node, step.contest.speedup)
+            named = cells.text_cell(f"{_width(narrow)} to {_width(wide)}")
+            nodes = Cell(cells.number(step.nodes, "nodes"), sort=step.nodes)
+            values = (cells.value_cell(value, where(wide)) for value in parts)
+            rows.append((cells.text_cell(one.name), named, nodes, *values))
+    if not rows:
+        return ()
+    columns = (
+        *cells.text_columns("Sweep", "Step"),
+        Column("Nodes", tip="verified per request and round, more than before"),
+        Column("tau", tip="tau of the wider / of the narrower"),
+        Column("Round cost", tip="of the wider / of the narrower: the step pays while tau grows faster"),
+        Column("tau per node", "tokens", tip="what a further node adds to tau"),
+        Column("Cost per node", "ms", tip="what a further node adds to the round cost"),
+        Column("Speedup", tip="TPOT of the narrower / of the wider: above 1 the step pays"),
+    )
+    return (cells.with_notes(Table("What each step to a wider tree brings and costs", columns, tuple(rows))),)
+
+
+def _width(setting: Setting) -> str:
+    return str(setting.engine.node_budget) if setting.engine.node_budget else setting.arm
 
 
 def _cell(evidence: Evidence, setting: Setting, metric: str, best: str | None) -> Cell:
@@ -115,7 +150,8 @@ def _cell(evidence: Evidence, setting: Setting, metric: str, best: str | None) -
     )
 
 
-def _figure(evidence: Evidence, sweeps: Sequence[Sweep], metric: str) -> Figure:
+def _figure(evidence: Evidence, found: Sequence[Named], metric: str) -> Figure:
+    sweeps = found[:MAX_LINES]
     ticks = sorted({float(setting.engine.node_budget) for sweep in sweeps for setting in sweep.trees})
     colors = plots.colors(len(sweeps))
     panels = []
@@ -130,10 +166,12 @@ def _figure(evidence: Evidence, sweeps: Sequence[Sweep], metric: str) -> Figure:
             panels.append(Panel(f"budget-{name.replace('_', '-')}", titles.get(name, METRICS[name].title), svg))
     legend = tuple(LegendEntry(sweep.name, color) for sweep, color in zip(sweeps, colors, strict=True))
     caption = "What a wider tree gains (tau), what it costs (round cost), and what is left (speedup); dashed: no gain."
+    if len(found) > MAX_LINES:
+        caption += f" The first {MAX_LINES} of {len(found)} are drawn."
     return Figure("What a wider tree gains and costs", caption, tuple(panels), legend)
 
 
-def _curve(evidence: Evidence, sweep: Sweep, metric: str, color: str, place: int) -> plots.Series:
+def _curve(evidence: Evidence, sweep: Named, metric: str, color: str, place: int) -> plots.Series:
     """Lines stand a little beside each other, so that equal ones (tau) do not hide each other."""
     pairs = [(setting.engine.node_budget, evidence.value(setting, metric)) for setting in sweep.trees]
     known = [(float(budget), value) for budget, value in pairs if isinstance(value, Estimate)]

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from ddbench import units
 from ddbench.analysis.contests import standing
+from ddbench.analysis.frontier import field_of
 from ddbench.analysis.metrics import METRICS
 from ddbench.analysis.settings import Setting
 from ddbench.analysis.values import Estimate
+from ddbench.records import NotMeasured
 from ddbench.report import cells
 from ddbench.report.document import Fact, Tone
 from ddbench.report.evidence import Evidence
-from ddbench.report.verdicts import best_drafter
 
 STANDINGS: dict[str, str] = {
     "ahead": "faster than ar",
@@ -44,10 +45,14 @@ def _card(evidence: Evidence, settings: Sequence[Setting], where: str) -> Fact:
     if not speedups:
         return _fastest(evidence, settings, where)
     setting, best = max(speedups.values(), key=lambda pair: pair[1].value)
+    candidates = [own for own, _ in speedups.values()]
+    best = _allowing_for_choice(evidence, setting, "ar", best, candidates)
     place = standing(best)
-    details = [f"{STANDINGS[place]}: {cells.interval(best)}, n={best.n} prompts"]
+    chosen = f", chosen of {len(speedups)}" if len(speedups) > 1 else ""
+    details = [f"{STANDINGS[place]}: {cells.interval(best)}, n={best.n} prompts{chosen}"]
     chain = evidence.value(setting, "speedup_vs_chain")
     if isinstance(chain, Estimate):
+        chain = _allowing_for_choice(evidence, setting, "chain", chain, candidates)
         details.append(f"{cells.number(chain.value, 'x')} vs chain {cells.interval(chain)}")
     details += _runners_up(evidence, setting, speedups)
     tone: Tone = "warn" if place == "behind" else "plain"
@@ -56,10 +61,21 @@ def _card(evidence: Evidence, settings: Sequence[Setting], where: str) -> Fact:
     return Fact(f"Best vs ar {where}", cells.number(best.value, "x"), setting.label, tuple(details), tone)
 
 
+def _allowing_for_choice(
+    evidence: Evidence, setting: Setting, arm: str, speedup: Estimate, candidates: Sequence[Setting]
+) -> Estimate:
+    """The speedup with an interval that holds whichever of several arms came out best."""
+    base = evidence.study.counterpart(setting, arm)
+    if len(candidates) < 2 or isinstance(base, NotMeasured):
+        return speedup
+    field = field_of([base, *(own for own in candidates if own is not base)])
+    return speedup if isinstance(field, NotMeasured) else field.speedup(setting, base)
+
+
 def _runners_up(evidence: Evidence, best: Setting, speedups: dict[str, tuple[Setting, Estimate]]) -> Iterator[str]:
     """The best arm with a drafter, where the best has none; and what cannot be told from the best."""
     own = speedups[best.key][1]
-    drafter = None if best.has_drafter else best_drafter(evidence, best.concurrency, best.run)
+    drafter = None if best.has_drafter else evidence.bases[best.run].best_drafter(best.concurrency)
     if drafter is not None and drafter.key in speedups:
         value = speedups[drafter.key][1]
         yield f"with a drafter: {drafter.label} {cells.number(value.value, 'x')} {cells.interval(value)}"

@@ -6,9 +6,10 @@ from ddbench import units
 from ddbench.analysis.identities import IDENTITIES
 from ddbench.records import FailedResult, NotMeasured, Parity
 from ddbench.report import cells
-from ddbench.report.document import Cell, Column, Section, Skipped, Table
+from ddbench.report.document import Cell, Column, Listing, Section, Skipped, Table
 from ddbench.report.evidence import Evidence
 
+MAX_LOGS = 20  # shown whole; an engine that always crashes always says the same
 PARITY_WORDS: dict[str, str] = {
     "identical": "identical",
     "near_tie": "near tie",
@@ -125,20 +126,30 @@ def failures(evidence: Evidence) -> Section | Skipped:
     rows = evidence.frames.failures
     if rows.empty:
         return Skipped("failures", "Failures", "every case of the plan delivered")
+    labels = evidence.case_labels
     table = Table(
         "Without timings",
         cells.text_columns("Case", "Outcome", "Reason", "Last line of its log"),
         tuple(
             (
-                cells.text_cell(row.label, tip=row.case_id),
-                cells.text_cell(row.outcome.replace("_", " "), tone="bad"),
+                cells.text_cell(labels.get((row.run, row.case_id), row.label), tip=row.case_id),
+                cells.text_cell(row.outcome.replace("_", " "), tone="warn" if row.outcome == "not_run" else "bad"),
                 cells.text_cell(row.reason),
-                cells.text_cell(_last_line(row.log_tail), tip=row.log_tail),
+                cells.text_cell(_last_line(row.log_tail)),
             )
             for row in rows.itertuples()
         ),
     )
-    return Section("failures", "Failures", tables=(table,))
+    logs = [
+        Listing(
+            f"Log of {labels.get((row.run, row.case_id), row.label)}: {row.outcome.replace('_', ' ')}", row.log_tail
+        )
+        for row in rows.itertuples()
+        if len(row.log_tail.strip().splitlines()) > 1
+    ]
+    more = len(logs) - MAX_LOGS
+    notes = (f"{more} more logs are in failures.csv below.",) if more > 0 else ()
+    return Section("failures", "Failures", tables=(table,), notes=notes, listings=tuple(logs[:MAX_LOGS]))
 
 
 def _last_line(text: str) -> str:

@@ -1,15 +1,30 @@
 """The typed document between sections and renderers: what HTML, Markdown and console all show.
 
-Text in here is plain: every renderer escapes it for its own format. Numbers are already text, beside the value that a
-table is sorted by.
+Text in here is plain: every renderer escapes it for its own format, after `visible` has taken from it what could act on
+its surroundings. Numbers are already text, beside the value that a table is sorted by.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 Tone = Literal["plain", "strong", "quiet", "good", "warn", "bad"]
+
+LONGEST = 400  # characters of a text that are shown; a longer one is cut in its middle
+# Control characters (a terminal obeys them, XML forbids them) and marks that turn the direction of what follows.
+_ACTIVE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufffe\uffff]")
+
+
+def visible(text: str) -> str:
+    """`text` with characters that act rather than show spelled out, such as `\\x1b` and `\\u202e`."""
+    return _ACTIVE.sub(_spelled, text) if _ACTIVE.search(text) else text
+
+
+def _spelled(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +100,24 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
+class Listing:
+    """Text that is shown as it is, line by line: the log of a failed case."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """A CSV file that comes with the report: exact values, every row."""
+
+    name: str  # of the file
+    about: str  # what one row is
+    num_rows: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     name: str  # anchor
     title: str
@@ -93,6 +126,8 @@ class Section:
     tables: tuple[Table, ...] = ()
     figures: tuple[Figure, ...] = ()
     notes: tuple[str, ...] = ()
+    listings: tuple[Listing, ...] = ()
+    downloads: tuple[Download, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +145,4 @@ class Report:
     question: str
     origin: str  # version, run and date of the data; nothing about the moment of rendering
     sections: tuple[Section | Skipped, ...]
+    runs: tuple[str, ...] = ()  # ids of the runs that it is about

@@ -7,14 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from ddbench.analysis.basis import Basis
+from ddbench.analysis.breakdown import Breakdown, breakdown
 from ddbench.analysis.contests import Contest, contest
+from ddbench.analysis.decompose import Decomposition, Shares, decompose, shares_by_setting
+from ddbench.analysis.findings import Findings, findings_of
 from ddbench.analysis.frames import RunFrames
 from ddbench.analysis.identities import IdentityRow, check_identities
 from ddbench.analysis.metrics import measure_all
+from ddbench.analysis.roofline import Roofline, roofline_of
 from ddbench.analysis.settings import Setting, Study, study_of
 from ddbench.analysis.values import Estimate, Value
 from ddbench.analysis.variants import Variant, variants_of
-from ddbench.records import NotMeasured, OkResult
+from ddbench.records import Manifest, NotMeasured, OkResult
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 BUSY_HOST = 0.5  # share of all CPU time taken by others from which times are in doubt
@@ -47,6 +52,54 @@ class Evidence:
 
     def value(self, setting: Setting, metric: str) -> Value:
         return self.values[setting.key][metric]
+
+    @cached_property
+    def shares(self) -> Mapping[str, Shares | NotMeasured]:
+        """Setting key -> the parts of its rounds."""
+        return shares_by_setting(self.study.settings)
+
+    @cached_property
+    def decompositions(self) -> Mapping[tuple[str, str], Decomposition]:
+        """(setting key, arm that it is set against) -> what the speedup is made of."""
+        found = ((key, one) for key, one in self.contests.items() if isinstance(one, Contest))
+        return {key: decompose(one, self.shares) for key, one in found}
+
+    @cached_property
+    def rooflines(self) -> Mapping[str, Roofline | NotMeasured]:
+        """Setting key -> how far its stages are from the least time that the machine could do them in."""
+        threads = {manifest.run_id: manifest.environment.num_threads for manifest in self.frames.manifests}
+        return {
+            s.key: roofline_of(s, self.breakdowns[s.key], self.frames.ceilings[s.run], threads[s.run])
+            for s in self.study.settings
+        }
+
+    @cached_property
+    def bases(self) -> Mapping[str, Basis]:
+        """Run -> what conclusions about it rest on."""
+        return {manifest.run_id: self._basis(manifest) for manifest in self.frames.manifests}
+
+    @cached_property
+    def findings(self) -> Mapping[str, Findings]:
+        """Run -> the answers to the three questions, and what to optimise next."""
+        return {run: findings_of(basis) for run, basis in self.bases.items()}
+
+    def _basis(self, manifest: Manifest) -> Basis:
+        run, threads = manifest.run_id, manifest.environment.num_threads
+        settings = tuple(setting for setting in self.study.settings if setting.run == run)
+        skipped = self.frames.skipped
+        own = skipped[(skipped["run"] == run).to_numpy(dtype=bool)]
+        floors = {setting.key: self.rooflines[setting.key] for setting in settings}
+        return Basis(
+            study=Study(settings),
+            values=self.values,
+            shares=self.shares,
+            floors={key: one.stages if isinstance(one, Roofline) else one for key, one in floors.items()},
+            ceilings=self.frames.ceilings[run],
+            default_threads=threads,
+            trusted=frozenset(setting.key for setting in settings if self.may_be_best(setting)),
+            variants=frozenset(variant.setting.key for variant in self.variants),
+            skipped=tuple(zip(own["label"], own["reason"], strict=True)),
+        )
 
     @property
     def has_measurements(self) -> bool:
@@ -84,13 +137,27 @@ class Evidence:
 
     def arms_at(self, concurrency: int) -> tuple[Setting, ...]:
         """Settings that are not variants of the ablated arm."""
+        return self._arms.get(concurrency, ())
+
+    @cached_property
+    def _arms(self) -> Mapping[int, tuple[Setting, ...]]:
         variants = {variant.setting.key for variant in self.variants}
-        return tuple(s for s in self.study.at(concurrency) if s.key not in variants)
+        concurrencies = self.study.concurrencies
+        return {c: tuple(s for s in self.study.at(c) if s.key not in variants) for c in concurrencies}
 
     def is_trusted(self, setting: Setting) -> bool:
         """False if a book-keeping identity of one of its cases fails."""
-        case_ids = {(setting.run, result.case_id) for result in setting.results}
-        return not any((row.run, row.case_id) in case_ids and not row.is_ok for row in self.identities)
+        return not any((setting.run, result.case_id) in self._broken for result in setting.results)
+
+    @cached_property
+    def _broken(self) -> frozenset[tuple[str, str]]:
+        """(run, case) of which an identity fails."""
+        return frozenset((row.run, row.case_id) for row in self.identities if not row.is_ok)
+
+    @cached_property
+    def breakdowns(self) -> Mapping[str, Breakdown | NotMeasured]:
+        """Setting key -> where the time of its rounds goes."""
+        return {setting.key: breakdown(setting) for setting in self.study.settings}
 
     def is_degenerate(self, setting: Setting) -> bool:
         value = self.value(setting, "degenerate_share")

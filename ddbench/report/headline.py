@@ -1,6 +1,7 @@
-"""Section: what was run, what came out best at each concurrency and why, and how far it is to be believed.
+"""Section: the first screen. What was run, what speaks against it, the answers, the best arms, what to optimise next.
 
-Three sentences and a card per concurrency; what a number needs to be read rightly stands in the notes below them.
+What a reader has to know before believing any speed (wrong outputs, looping outputs, a busy machine, acceptance that
+was not measured) stands above the cards; what helps to read the numbers stands below them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from ddbench.records import OkResult
 from ddbench.report.cards import cards, few
 from ddbench.report.document import Section
 from ddbench.report.evidence import Evidence
+from ddbench.report.findings import answer_cards, next_cards
 from ddbench.report.provenance import common_warnings, is_cut_block, threads_of
 from ddbench.report.verdicts import verdicts
 
@@ -26,6 +28,8 @@ ACCEPTANCE_LABELS: dict[str, str] = {
 }
 
 
+SOUND_ACCEPTANCE: tuple[str, ...] = ("measured", "none")  # the others are told before any number
+
 BUSY = (
     "Other processes kept the CPUs busy around most of what was measured: differences of times may be their doing, and "
     "the intervals do not cover that."
@@ -33,18 +37,37 @@ BUSY = (
 
 
 def headline(evidence: Evidence) -> Section:
-    """What was run, the verdicts, one card per concurrency, and the caveats that go with every number below."""
-    notes = tuple(_caveats(evidence))
+    """What was run, what speaks against it, verdicts, cards, and the notes that go with every number below."""
+    notes, doubts = tuple(_notes(evidence)), tuple(_doubts(evidence))
     if not evidence.has_measurements:
-        return Section("headline", "Headline", (_what_was_run(evidence), "Nothing was measured."), notes=notes)
-    intro = (_what_was_run(evidence), *_doubts(evidence), *verdicts(evidence))
-    return Section("headline", "Headline", intro, tuple(cards(evidence)), notes=notes)
+        intro = (_what_was_run(evidence), "Nothing was measured.", *doubts)
+        return Section("headline", "Headline", intro, notes=notes)
+    facts = (*answer_cards(evidence), *cards(evidence), *next_cards(evidence))
+    intro = (_what_was_run(evidence), *doubts, *verdicts(evidence))
+    return Section("headline", "Headline", intro, facts, notes=notes)
 
 
 def _doubts(evidence: Evidence) -> Iterator[str]:
+    """What speaks against the numbers of this page, the worst first."""
+    wrong = [row for row in evidence.identities if not row.is_ok]
+    if wrong:
+        labels = few(list(dict.fromkeys(row.label for row in wrong)))
+        yield f"{len(wrong)} book-keeping checks fail ({labels}): numbers of these cases are not to be believed."
+    failures = evidence.frames.failures
+    incorrect = [str(label) for label in failures[failures["outcome"] == "incorrect"]["label"]]
+    if incorrect:
+        many = (
+            "1 case is incorrect and has" if len(incorrect) == 1 else f"{len(incorrect)} cases are incorrect and have"
+        )
+        yield f"{many} no timings: {few(incorrect)}."
+    looping = [evidence.name(s) for s in evidence.study.settings if s.is_ok and evidence.is_degenerate(s)]
+    if looping:
+        names = few(list(dict.fromkeys(looping)))
+        yield f"Outputs loop in at least half of the requests of {names}: never named best here."
     for run in evidence.runs:
         if evidence.is_busy(run):
             yield evidence.of_run(run) + BUSY
+    yield from (text for label, text in _acceptance(evidence) if label not in SOUND_ACCEPTANCE)
 
 
 def _what_was_run(evidence: Evidence) -> str:
@@ -81,36 +104,30 @@ def _machine(evidence: Evidence, run: str) -> str:
     return environment.device
 
 
-def _acceptance(evidence: Evidence) -> Iterator[str]:
+def _acceptance(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    """(label, what it means) of everything that drafted."""
     drafting = [s for s in evidence.study.settings if s.is_ok and s.has_draft]
     labels = dict.fromkeys((result.models.acceptance, s.engine.target) for s in drafting for result in s.results)
     if evidence.has_measurements and not labels:
-        yield ACCEPTANCE_LABELS["none"]
+        yield "none", ACCEPTANCE_LABELS["none"]
     for label, target in labels:
-        yield ACCEPTANCE_LABELS[label].format(target=target)
+        yield label, ACCEPTANCE_LABELS[label].format(target=target)
 
 
-def _caveats(evidence: Evidence) -> Iterator[str]:
-    """What a reader must know before using a number of this page; what speaks against them comes first."""
-    wrong = [row for row in evidence.identities if not row.is_ok]
-    if wrong:
-        labels = few(list(dict.fromkeys(row.label for row in wrong)))
-        yield f"{len(wrong)} book-keeping checks fail ({labels}): numbers of these cases are not to be believed."
+def _notes(evidence: Evidence) -> Iterator[str]:
+    """What helps to read the numbers rightly."""
     if evidence.frames.is_merged:
         yield _side_by_side(evidence)
     yield from common_warnings(evidence)
-    yield from _acceptance(evidence)
+    yield from (text for label, text in _acceptance(evidence) if label in SOUND_ACCEPTANCE)
     if evidence.has_measurements:
         yield _coverage(evidence)
-    if evidence.identities and not wrong:
+    if evidence.identities and all(row.is_ok for row in evidence.identities):
         yield f"All {len(evidence.identities)} book-keeping checks hold."
-    for outcome, rows in evidence.frames.failures.groupby("outcome", sort=True):
+    failures = evidence.frames.failures
+    for outcome, rows in failures[failures["outcome"] != "incorrect"].groupby("outcome", sort=True):
         labels = few([str(label) for label in rows["label"]])
         yield f"{len(rows)} {'case' if len(rows) == 1 else 'cases'} {str(outcome).replace('_', ' ')}: {labels}."
-    looping = [evidence.name(s) for s in evidence.study.settings if s.is_ok and evidence.is_degenerate(s)]
-    if looping:
-        names = few(list(dict.fromkeys(looping)))
-        yield f"Outputs loop in at least half of the requests of {names}: never named best here."
     yield from _workload_labels(evidence)
     yield from _cut_blocks(evidence)
 

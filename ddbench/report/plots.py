@@ -8,7 +8,9 @@ rules are placeholders: `themed` replaces them, by CSS variables on the page and
 from __future__ import annotations
 
 import io
+import math
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from matplotlib.figure import Figure as Drawing
 
 from ddbench import units
 from ddbench.engine.stages import ROUND_STAGES, Stage
+from ddbench.report.document import visible
 
 # Okabe and Ito's colours, which stay apart for colour-blind readers; yellow is darkened to show on white.
 PALETTE: tuple[str, ...] = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b5a642", "#8c8c8c")
@@ -108,10 +111,32 @@ class Stack:
     segments: tuple[tuple[str, float, str], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One stage of one arm in a roofline."""
+
+    series: str  # the arm: told by the marker's shape
+    color: str
+    x: float
+    y: float
+
+
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """One ceiling: a rate in bytes per second slopes, one in flops per second is flat."""
+
+    label: str
+    rate: float
+    is_flat: bool
+
+
 @contextmanager
 def _drawing(height: float, left: float = 0.14) -> Iterator[tuple[Drawing, Axes]]:
     """A panel in our style, whatever the reader's matplotlib settings are; `left` inches are for tick labels."""
-    with matplotlib.rc_context():
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message="Glyph .* missing from"
+        )  # text stays text: the reader's fonts have it
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)  # type: ignore[arg-type]
         drawing = Drawing(figsize=(_WIDTH, height))
@@ -139,6 +164,11 @@ def _on(color: str) -> str:
     return "#000000" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "#ffffff"
 
 
+def _label(text: str, limit: int = _LABEL_CHARS) -> str:
+    """A name as a drawing can hold it: on one line, nothing in it that XML or a font knows no sign for."""
+    return units.shortened(" ".join(visible(text).split()), limit)
+
+
 def _rows_axis(axes: Axes, num_rows: int) -> None:
     axes.set_ylim(num_rows - 0.4, -0.85)
     axes.set_yticks([])
@@ -161,7 +191,7 @@ def forest(points: Sequence[Point], x_label: str, limits: tuple[float, float], r
         if reference is not None:
             axes.axvline(reference, color=_FAINT, linewidth=1.0, linestyle=(0, (3, 2)), zorder=1)
         for row, point in enumerate(points):
-            axes.text(0.0, row - 0.30, units.shortened(point.label, _LABEL_CHARS), **_row_label(axes))
+            axes.text(0.0, row - 0.30, _label(point.label), **_row_label(axes))
             if point.low is not None and point.high is not None:
                 axes.plot([point.low, point.high], [row + 0.1] * 2, color=point.color, linewidth=2.2, alpha=0.55)
             axes.plot([point.value], [row + 0.1], "o", color=point.color, markersize=5.5)
@@ -177,8 +207,9 @@ def lines(
     ticks: Sequence[float] = (),
     is_log: bool = False,
     reference: float | None = None,
+    diagonal_from: float | None = None,
 ) -> str:
-    """Lines with error bars, told apart by colour and marker, in the order of the legend."""
+    """Lines with error bars, told apart by colour and marker, in the order of the legend; on a diagonal y is x."""
     with _drawing(2.6, left=0.62) as (drawing, axes):
         if is_log:
             axes.set_xscale("log", base=2)
@@ -193,7 +224,11 @@ def lines(
         if ticks:
             axes.set_xticks(list(ticks), [f"{tick:g}" for tick in ticks])
             axes.set_xticks([], minor=True)
-        axes.set_ylim(bottom=0)
+        if diagonal_from is not None:
+            ends = [diagonal_from, max(diagonal_from, *(x for line in series for x in line.x))]
+            axes.plot(ends, ends, color=_FAINT, linewidth=1.0, linestyle=(0, (3, 2)), zorder=1)
+            axes.set_xlim(left=diagonal_from)
+        axes.set_ylim(bottom=diagonal_from or 0)
         axes.grid(axis="y")
         axes.tick_params(length=0)
         axes.set_xlabel(x_label)
@@ -233,7 +268,7 @@ def stacked_bars(stacks: Sequence[Stack], x_label: str, limit: float) -> str:
         _rows_axis(axes, len(stacks))
         axes.set_xlim(0, limit * 1.02)
         for row, stack in enumerate(stacks):
-            axes.text(0.0, row - 0.38, units.shortened(stack.label, _LABEL_CHARS), **_row_label(axes))
+            axes.text(0.0, row - 0.38, _label(stack.label), **_row_label(axes))
             left = 0.0
             for _, value, color in stack.segments:
                 axes.barh(row + 0.1, value, left=left, height=0.46, color=color, linewidth=0)
@@ -251,6 +286,67 @@ def stacked_bars(stacks: Sequence[Stack], x_label: str, limit: float) -> str:
                 left += value
         axes.set_xlabel(x_label)
         return _finish(drawing)
+
+
+def roofline(marks: Sequence[Mark], roofs: Sequence[Roof]) -> str:
+    """Achieved flops per second over flops per byte, both logarithmic, below the ceilings."""
+    peak = max(roof.rate for roof in roofs if roof.is_flat)
+    slowest = min(roof.rate for roof in roofs if not roof.is_flat)
+    left, right = min(mark.x for mark in marks) / 3, 4 * max(peak / slowest, *(mark.x for mark in marks))
+    series = list(dict.fromkeys(mark.series for mark in marks))
+    with _drawing(4.0, left=0.74) as (drawing, axes):
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlim(left, right)
+        bottom = min(min(mark.y for mark in marks), slowest * left) / 3
+        axes.set_ylim(bottom, max(peak, *(mark.y for mark in marks)) * 10 ** (0.6 + 0.35 * len(series)))
+        for roof in roofs:
+            _draw_roof(axes, roof, peak, is_lowest=roof.rate == slowest)
+        for mark in marks:
+            shape = MARKERS[series.index(mark.series) % len(MARKERS)]
+            axes.plot([mark.x], [mark.y], shape, color=mark.color, markersize=7, markeredgecolor=_PAPER)
+        for place, name in enumerate(series):
+            shape = MARKERS[place % len(MARKERS)]
+            axes.plot([], [], shape, color=_FAINT, markersize=6, label=_label(name, 34))
+        axes.legend(loc="upper left", frameon=False, fontsize=_SMALL, handletextpad=0.2, borderaxespad=0.1)
+        for axis in (axes.xaxis, axes.yaxis):
+            ticks = _decades(*axis.get_view_interval())
+            axis.set_ticks(ticks, [_power_of_ten(tick) for tick in ticks])
+            axis.set_ticks([], minor=True)
+        axes.grid(linewidth=0.4)
+        axes.tick_params(length=0)
+        axes.set_xlabel("flop per byte that has to move")
+        axes.set_ylabel("flop/s")
+        return _finish(drawing)
+
+
+def _draw_roof(axes: Axes, roof: Roof, peak: float, is_lowest: bool) -> None:
+    """A ceiling with its name: flat to the right, or rising up to the peak."""
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    if roof.is_flat:
+        axes.plot([left, right], [roof.rate] * 2, color=_FAINT, linewidth=1.2)
+        place: dict[str, Any] = {"x": right / 1.1, "y": roof.rate * 1.15, "ha": "right", "va": "bottom"}
+    else:
+        style = "-" if is_lowest else (0, (4, 2))
+        axes.plot([left, peak / roof.rate], [roof.rate * left, peak], color=_FAINT, linewidth=1.2, linestyle=style)
+        width, height = axes.get_window_extent().size
+        rise, run = height / math.log10(top / bottom), width / math.log10(right / left)  # of one decade
+        start = max(left, bottom / roof.rate) * 1.6
+        place = {"x": start, "y": roof.rate * start * (0.8 if is_lowest else 1.2), "ha": "left"}
+        place |= {"rotation": math.degrees(math.atan2(rise, run)), "rotation_mode": "anchor"}
+        place["va"] = "top" if is_lowest else "bottom"
+    axes.text(s=roof.label, fontsize=_SMALL, color=_FAINT, **place)
+
+
+def _decades(low: float, high: float) -> list[float]:
+    """Powers of ten in between, at most seven."""
+    exponents = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
+    return [10.0**exponent for exponent in exponents if exponent % math.ceil(len(exponents) / 7) == 0]
+
+
+def _power_of_ten(value: float) -> str:
+    number, _, prefix = units.rate(value, "").partition(" ")
+    return f"{float(number):g} {prefix}".rstrip()
 
 
 def colors(count: int) -> tuple[str, ...]:

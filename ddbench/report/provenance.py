@@ -11,9 +11,11 @@ from ddbench.analysis.tables import TABLES
 from ddbench.records import Environment, LoadSample, Manifest, ModelCard, NotMeasured, OkResult
 from ddbench.report import cells
 from ddbench.report.document import Cell, Column, Section, Skipped, Table
+from ddbench.report.downloads import downloads
 from ddbench.report.evidence import Evidence, Warned
 
 MAX_NAMED = 4  # cases that a warning names
+RUN_FILES = "Files of the run folder"  # the table whose second column holds paths
 
 
 def environment(evidence: Evidence) -> Section | Skipped:
@@ -230,7 +232,7 @@ def glossary(evidence: Evidence) -> Section | Skipped:
 
 
 def raw_data(evidence: Evidence) -> Section | Skipped:
-    """What the run folders hold, to check any number of this page against."""
+    """The rows behind this page: those that come with it, and what the run folders hold."""
     rows = []
     for manifest in evidence.frames.manifests:
         run = manifest.run_id
@@ -242,7 +244,12 @@ def raw_data(evidence: Evidence) -> Section | Skipped:
             about = (record.__doc__ or "").splitlines()[0]
             rows.append(_file_row(run, f"cases/*/{name}.parquet", int((table["run"] == run).sum()), about))
     columns = (*cells.text_columns("Run", "File"), Column("Rows"), Column("One row is", is_number=False))
-    return Section("raw-data", "Raw data", tables=(Table("Files", columns, tuple(rows)),))
+    intro = (
+        "Every number of this report comes from the files of its runs. What one needs to draw it anew comes along as "
+        "CSV, in full precision; what happened in every single round stays in the run's parquet tables.",
+    )
+    table = Table(RUN_FILES, columns, tuple(rows))
+    return Section("raw-data", "Raw data", intro, tables=(table,), downloads=downloads(evidence))
 
 
 def _file_row(run: str, name: str, count: int, about: str) -> tuple[Cell, ...]:

@@ -10,22 +10,26 @@ from ddbench.report.arms import arms
 from ddbench.report.budget import budget
 from ddbench.report.document import Report, Section, Skipped
 from ddbench.report.evidence import Evidence
+from ddbench.report.findings import findings
 from ddbench.report.headline import headline
+from ddbench.report.roofline import roofline
 from ddbench.report.stages import stages
 from ddbench.report.variants import variants
 
 SECTIONS: dict[str, Callable[[Evidence], Section | Skipped]] = {
     "headline": headline,
-    "environment": provenance.environment,
+    "findings": findings,
     "arms": arms,
-    "variants": variants,
     "budget": budget,
     "acceptance": acceptance,
     "stages": stages,
+    "roofline": roofline,
+    "variants": variants,
     "parity": checks.parity,
     "identities": checks.identities,
-    "skipped": checks.skipped,
     "failures": checks.failures,
+    "skipped": checks.skipped,
+    "environment": provenance.environment,
     "glossary": provenance.glossary,
     "raw-data": provenance.raw_data,
 }
@@ -46,4 +50,5 @@ def make_report(evidence: Evidence) -> Report:
         question=" ".join(questions),
         origin="; ".join(origins),
         sections=tuple(section(evidence) for section in SECTIONS.values()),
+        runs=evidence.runs,
     )

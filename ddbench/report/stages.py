@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddbench import units
-from ddbench.analysis.breakdown import Breakdown, breakdown, work
+from ddbench.analysis.breakdown import Breakdown
 from ddbench.analysis.settings import Setting
 from ddbench.engine.stages import ROUND_STAGES
 from ddbench.records import NotMeasured
@@ -19,15 +19,13 @@ Measured = Sequence[tuple[Setting, Breakdown]]
 
 def stages(evidence: Evidence) -> Section | Skipped:
     """Mean time per round of each stage, from the attributed pass."""
-    found = [(setting, breakdown(setting)) for setting in evidence.study.settings]
+    found = [(setting, evidence.breakdowns[setting.key]) for setting in evidence.study.settings]
     measured = [(setting, value) for setting, value in found if isinstance(value, Breakdown)]
     if not measured:
         reasons = dict.fromkeys(value.not_measured for _, value in found if isinstance(value, NotMeasured))
         return Skipped("stages", "Stages", "; ".join(reasons) or "no case has a result")
     concurrencies = sorted({setting.concurrency for setting, _ in measured})
     tables = [_stage_table(evidence, c, measured) for c in concurrencies]
-    works = [_work_table(evidence, c, measured) for c in concurrencies]
-    tables += [table for table in works if table.rows]
     intro = (
         "Mean microseconds per round of the whole batch, and the share of the round, from the attributed pass. Host "
         "gap is what no stage accounts for. Tax is how much longer that pass took than the clean one: the shares are "
@@ -84,45 +82,6 @@ def _prefill_cell(value: Breakdown) -> Cell:
 
 def _tax_cell(tax: float) -> Cell:
     return Cell(f"{100 * tax:+.1f}", sort=tax)
-
-
-def _work_table(evidence: Evidence, concurrency: int, measured: Measured) -> Table:
-    """Fewest bytes and flops of every stage, over the time it took."""
-    rows = []
-    for setting, value in measured:
-        if setting.concurrency == concurrency:
-            for own in work(setting, value):
-                rows.append(
-                    (
-                        label_cell(evidence, setting),
-                        cells.text_cell(own.stage.replace("_", " ")),
-                        Cell(units.byte_count(own.num_bytes), tip=own.basis, sort=own.num_bytes),
-                        Cell(units.rate(own.num_flops, ""), tip=own.basis, sort=own.num_flops),
-                        Cell(_us(own.milliseconds), sort=own.milliseconds),
-                        _rate_cell(own.bytes_per_s, "B/s"),
-                        _rate_cell(own.flops_per_s, "flop/s"),
-                    )
-                )
-    columns = (
-        *cells.text_columns("Arm", "Stage"),
-        Column("Fewest bytes", tip="weights once, context once per request, new rows and logits once"),
-        Column("Flops", tip="a multiply-add is two"),
-        Column("Time", "us", tip="mean of the attributed pass"),
-        Column("Bytes / time", tip="achieved rate, counting only the bytes that have to move"),
-        Column("Flops / time", tip="achieved rate"),
-    )
-    notes = (
-        "Per round of the whole batch, from the shapes alone. What this machine could reach is not measured yet, so "
-        "that a rate says which stage is far from another, not how far it is from its limit.",
-    )
-    title = f"Work and achieved rate, concurrency {concurrency}"
-    return cells.with_notes(Table(title, columns, tuple(rows), notes, is_folded=True))
-
-
-def _rate_cell(value: float | NotMeasured, unit: str) -> Cell:
-    if isinstance(value, NotMeasured):
-        return cells.missing_cell(value.not_measured)
-    return Cell(units.rate(value, unit), sort=value)
 
 
 def _stage_figure(evidence: Evidence, measured: Measured) -> Figure:

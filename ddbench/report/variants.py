@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from ddbench.analysis.contests import versus
+from ddbench.analysis.contests import Contest, versus
+from ddbench.analysis.decompose import decompose
 from ddbench.analysis.metrics import METRICS
 from ddbench.analysis.values import Estimate
 from ddbench.analysis.variants import Variant
 from ddbench.records import NotMeasured
-from ddbench.report import cells
+from ddbench.report import cells, decomposition
 from ddbench.report.arms import label_cell, where
 from ddbench.report.document import Cell, Column, Section, Skipped, Table
 from ddbench.report.evidence import Evidence
@@ -35,14 +36,31 @@ def variants(evidence: Evidence) -> Section | Skipped:
         f"Each row changes one field of {', '.join(arms_ablated)} and leaves the others at their defaults. A change of "
         "how work is done leaves tau alone; one of what is emitted (sampling) is not the same work."
     )
-    return Section("variants", "Variants", (intro,), tables=(cells.with_notes(Table("Changes", columns, rows)),))
+    tables = (cells.with_notes(Table("Changes", columns, rows)), *_decomposed(evidence))
+    return Section("variants", "Variants", (intro,), tables=tables)
+
+
+def _decomposed(evidence: Evidence) -> tuple[Table, ...]:
+    """Where a change makes the round cheaper or dearer."""
+    rows = []
+    for variant in evidence.variants:
+        found = variant.base if isinstance(variant.base, NotMeasured) else versus(variant.setting, variant.base)
+        if isinstance(found, Contest):
+            about = (_name_cell(evidence, variant), cells.count_cell(variant.setting.concurrency))
+            rows.append(decomposition.Row(about, decompose(found, evidence.shares)))
+    columns = (*cells.text_columns("Change"), Column("c", tip="concurrency"))
+    table = decomposition.stage_table("What a change adds to the round, stage by stage", columns, rows)
+    return () if table is None else (table,)
+
+
+def _name_cell(evidence: Evidence, variant: Variant) -> Cell:
+    run = f" ({evidence.run_names[variant.setting.run]})" if evidence.frames.is_merged else ""
+    label = label_cell(evidence, variant.setting)
+    return cells.text_cell(f"{variant.axis}={variant.value}{run}", label.tip, label.tone, label.detail)
 
 
 def _variant_row(evidence: Evidence, variant: Variant) -> tuple[Cell, ...]:
     setting, base = variant.setting, variant.base
-    name = f"{variant.axis}={variant.value}" + (
-        f" ({evidence.run_names[setting.run]})" if evidence.frames.is_merged else ""
-    )
     found = base if isinstance(base, NotMeasured) else versus(setting, base)
     if isinstance(found, NotMeasured):
         compared: tuple[Cell, ...] = (cells.missing_cell(found.not_measured),) * 3
@@ -51,9 +69,8 @@ def _variant_row(evidence: Evidence, variant: Variant) -> tuple[Cell, ...]:
         compared = tuple(cells.value_cell(v, where(setting)) for v in (found.speedup, found.cost, found.length))
         ratio = found.speedup
         n = cells.count_cell(ratio.n) if isinstance(ratio, Estimate) else cells.missing_cell(ratio.not_measured)
-    label = label_cell(evidence, setting)
     return (
-        cells.text_cell(name, label.tip, label.tone, label.detail),
+        _name_cell(evidence, variant),
         cells.count_cell(setting.concurrency),
         cells.value_cell(evidence.value(setting, "tpot_ms"), where(setting)),
         *compared,

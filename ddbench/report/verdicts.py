@@ -1,7 +1,7 @@
-"""The two sentences of the headline: does the drafter beat drafting without a model, and does the tree beat the chain.
+"""The sentence of the headline that a drafter has to pass: does it beat drafting without a model?
 
-Both are put together from contests, so that the same data gives the same words. A difference whose interval holds 1 is
-said to be not separated, never to be a win.
+Put together from contests, so that the same data gives the same words. A difference whose interval holds 1 is said to
+be not separated, never to be a win. Whether the tree beats the chain is question 2 of the findings.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ddbench import units
-from ddbench.analysis.contests import Contest, Standing, added_time, standing
-from ddbench.analysis.metrics import METRICS
+from ddbench.analysis.basis import has_drafter
+from ddbench.analysis.contests import Contest, Standing, standing
 from ddbench.analysis.settings import Setting
 from ddbench.analysis.values import Estimate, Value
 from ddbench.records import NotMeasured
-from ddbench.report import cells
 from ddbench.report.evidence import Evidence
 
-CONTROL_ARMS: tuple[str, ...] = ("chain_via_tree",)  # prices the tree's machinery; nobody would deploy it
 MAX_TOLD_APART = 3  # concurrencies of one verdict with brackets of their own; a range over more
 
 
@@ -31,25 +29,16 @@ class Bout:
 
 
 def verdicts(evidence: Evidence) -> Iterator[str]:
-    """One sentence each, per run where there are several; nothing about what the run does not hold."""
+    """One sentence per run; nothing about what the run does not hold."""
     for run in evidence.runs:
-        for sentence in (_drafter(evidence, run), _tree(evidence, run)):
-            if sentence:
-                yield evidence.of_run(run) + sentence
-
-
-def best_drafter(evidence: Evidence, concurrency: int, run: str) -> Setting | None:
-    """The arm with a drafter that has the lowest TPOT, trusted ones only."""
-    return _best(evidence, concurrency, run, _has_drafter, "tpot_ms")
-
-
-def _has_drafter(setting: Setting) -> bool:
-    return setting.has_drafter and setting.arm not in CONTROL_ARMS
+        sentence = _drafter(evidence, run)
+        if sentence:
+            yield evidence.of_run(run) + sentence
 
 
 def _drafter(evidence: Evidence, run: str) -> str:
     """The drafter against prompt_lookup: its fastest arm in speed, its longest paths in tau."""
-    bouts, reasons = _bouts(evidence, run, "prompt_lookup", _has_drafter)
+    bouts, reasons = _bouts(evidence, run, "prompt_lookup", has_drafter)
     if not bouts:
         return f"Whether the drafter beats prompt_lookup, which needs none, is open: {reasons[0]}." if reasons else ""
     speeds = _grouped(
@@ -63,7 +52,7 @@ def _drafter(evidence: Evidence, run: str) -> str:
         },
         lambda some: _named(some, _range([bout.contest.speedup for bout in some])),
     )
-    longest, _ = _bouts(evidence, run, "prompt_lookup", _has_drafter, "acceptance_length")
+    longest, _ = _bouts(evidence, run, "prompt_lookup", has_drafter, "acceptance_length")
     lengths = _grouped(
         longest,
         lambda bout: standing(bout.contest.length),
@@ -78,60 +67,7 @@ def _drafter(evidence: Evidence, run: str) -> str:
     return f"{text} A drafter that does not beat it has no headline{where}."
 
 
-def _tree(evidence: Evidence, run: str) -> str:
-    """The tree against the chain: what it gains per round and what a round costs."""
-    bouts, _ = _bouts(evidence, run, "chain", lambda setting: setting.arm == "ddtree")
-    if not bouts:
-        return ""
-    names = list(dict.fromkeys(units.shortened(bout.contest.setting.label) for bout in bouts))
-    subject = f"The tree ({names[0]})" if len(names) == 1 and names[0] != "ddtree" else "The tree"
-    groups = _grouped(
-        bouts,
-        lambda bout: standing(bout.contest.speedup),
-        {
-            "ahead": "beats the chain",
-            "even": "is not separated from the chain",
-            "behind": "loses to the chain",
-            "unknown": "has no interval against the chain",
-        },
-        lambda some: _named(some, _made_of(some)) if len(names) > 1 else _made_of(some),
-    )
-    return f"{subject} {groups}{_why(bouts)}."
-
-
-def _made_of(bouts: Sequence[Bout]) -> str:
-    """The measured speedup, then what it comes from."""
-    whole = _range([bout.contest.speedup for bout in bouts])
-    if any(bout.contest.net is None for bout in bouts):
-        return whole
-    length, cost = (_range([getattr(bout.contest, name) for bout in bouts]) for name in ("length", "cost"))
-    return f"{whole}: tau {length}, round cost {cost}"
-
-
-def _why(bouts: Sequence[Bout]) -> str:
-    """What makes the rounds longer, where that is one stage at every concurrency."""
-    found = [added_time(bout.contest.setting, bout.contest.base) for bout in bouts]
-    known = [added for added in found if added is not None]
-    if len(known) < len(found) or len({added.stage for added in known}) != 1:
-        return ""
-    shares = sorted(min(100, round(100 * added.share)) for added in known)
-    spread = f"{shares[0]} %" if shares[0] == shares[-1] else f"{shares[0]} to {shares[-1]} %"
-    return f"; {known[0].stage.replace('_', ' ')} makes {spread} of what its round takes more"
-
-
 # --- picking and wording ----------------------------------------------------------------------------------------------
-
-
-def _best(
-    evidence: Evidence, concurrency: int, run: str, is_meant: Callable[[Setting], bool], metric: str
-) -> Setting | None:
-    found = {}
-    for setting in evidence.arms_at(concurrency):
-        if setting.run == run and is_meant(setting) and evidence.may_be_best(setting):
-            found[setting.key] = setting
-    values = [(key, evidence.value(setting, metric)) for key, setting in found.items()]
-    key = cells.best_of(values, METRICS[metric], fewest=1)
-    return None if key is None else found[key]
 
 
 def _bouts(
@@ -140,7 +76,7 @@ def _bouts(
     """The best of the settings meant at every concurrency against its counterpart, and why there is none elsewhere."""
     bouts, reasons = [], []
     for concurrency in evidence.study.concurrencies:
-        setting = _best(evidence, concurrency, run, is_meant, metric)
+        setting = evidence.bases[run].best(concurrency, is_meant, metric)
         if setting is None:
             continue
         found = evidence.contests[setting.key, against]

@@ -2,11 +2,11 @@
 
 import pytest
 
-from ddbench.analysis.breakdown import Breakdown, breakdown, work
+from ddbench.analysis.breakdown import Breakdown, breakdown
 from ddbench.analysis.frames import load_run
 from ddbench.analysis.settings import study_of
 from ddbench.analysis.synthetic import make_cases
-from ddbench.records import NotMeasured, StageCost, StageSample
+from ddbench.records import NotMeasured, StageSample
 
 CASE = {case.arm: case for case in make_cases(concurrencies=(1,))}
 MS = 1_000_000
@@ -44,32 +44,6 @@ def test_stages_and_gap_make_up_the_mean_round(hand_run, hand_case, three_reques
     assert found.share("verify") == pytest.approx(12 / 25)
     assert found.tax == pytest.approx(0.25)
     assert found.outside_ms == {"prefill": 16 * 9 / setting.workload.num_requests}
-
-
-def test_work_is_the_mean_cost_over_the_mean_time(hand_run, hand_case, three_requests) -> None:
-    """Verify moves 6 MB and does 30 Mflop in 12 ms; the commit has nothing to move; draft has no known cost."""
-    stages = (sample(0, "draft", 4), sample(0, "verify", 12), sample(0, "commit", 1))
-    costs = (
-        StageCost(stage="verify", num_bytes=6_000_000, num_flops=30_000_000, basis="batch 1"),
-        StageCost(stage="commit", num_bytes=0, num_flops=0, basis="batch 1"),
-    )
-    case = hand_case(
-        case=CASE["chain"],
-        requests=three_requests,
-        round_ms=(14, 16, 10, 14, 14),
-        num_nodes=3,
-        verify_width=5,
-        stages=stages,
-        attributed_ms=(20,),
-        fields={"stage_costs": costs},
-    )
-    (setting,) = study_of(load_run(hand_run([case]).path)).settings
-    verify, commit = work(setting, breakdown(setting))
-    assert (verify.stage, verify.basis) == ("verify", "batch 1")
-    assert verify.bytes_per_s == pytest.approx(0.5e9)
-    assert verify.flops_per_s == pytest.approx(2.5e9)
-    assert commit.bytes_per_s == NotMeasured(not_measured="the stage has nothing to move")
-    assert isinstance(commit.flops_per_s, NotMeasured)
 
 
 def test_without_attributed_pass_there_is_a_reason(hand_run, hand_case, three_requests) -> None:

@@ -2,15 +2,14 @@
 
 import pytest
 
-from ddbench.analysis.contests import AddedTime, Contest, added_time, contest, standing
+from ddbench.analysis.contests import Contest, contest, standing
 from ddbench.analysis.frames import load_run
 from ddbench.analysis.settings import study_of
 from ddbench.analysis.synthetic import make_cases
 from ddbench.analysis.values import Estimate
-from ddbench.records import NotMeasured, StageSample
+from ddbench.records import NotMeasured
 
 CASE = {case.arm: case for case in make_cases(concurrencies=(1,), node_budgets=(16,))}
-MS = 1_000_000
 
 
 def prompts(hand_request, tau: int, num_rounds: int, round_ms: int):
@@ -22,14 +21,10 @@ def prompts(hand_request, tau: int, num_rounds: int, round_ms: int):
     )
 
 
-def hand_study(hand_run, hand_case, hand_request, with_stages: bool = False):
+def hand_study(hand_run, hand_case, hand_request):
     """chain: 2 tokens in 10 ms; ddtree: 3 tokens in 12 ms; so 1.5 / 1.2 = 1.25."""
     cases = []
-    for arm, tau, round_ms, verify in (("chain", 2, 10, 6), ("ddtree", 3, 12, 7)):
-        stages = (
-            StageSample(step=0, stage="draft", duration_ns=2 * MS, clock="host"),
-            StageSample(step=0, stage="verify", duration_ns=verify * MS, clock="host"),
-        )
+    for arm, tau, round_ms in (("chain", 2, 10), ("ddtree", 3, 12)):
         cases.append(
             hand_case(
                 case=CASE[arm],
@@ -37,8 +32,6 @@ def hand_study(hand_run, hand_case, hand_request, with_stages: bool = False):
                 round_ms=(round_ms,) * 16,
                 num_nodes=7,
                 verify_width=8,
-                stages=stages if with_stages else (),
-                attributed_ms=(round_ms,) if with_stages else (),
             )
         )
     return study_of(load_run(hand_run(cases).path))
@@ -61,19 +54,6 @@ def test_a_contest_without_counterpart_says_why(hand_run, hand_case, hand_reques
     study = hand_study(hand_run, hand_case, hand_request)
     tree = next(s for s in study.settings if s.arm == "ddtree")
     assert contest(tree, "ar", study) == NotMeasured(not_measured="the run has no ar arm")
-
-
-def test_the_stage_that_makes_rounds_longer_is_named(hand_run, hand_case, hand_request) -> None:
-    """12 against 10 ms, of which verify 7 against 6: half of the difference; and nothing where nothing was timed."""
-    study = hand_study(hand_run, hand_case, hand_request, with_stages=True)
-    chain, tree = study.settings
-    assert added_time(tree, chain) == AddedTime("verify", pytest.approx(0.5))
-    assert added_time(chain, tree) is None
-
-
-def test_without_stage_times_no_stage_is_blamed(hand_run, hand_case, hand_request) -> None:
-    chain, tree = hand_study(hand_run, hand_case, hand_request).settings
-    assert added_time(tree, chain) is None
 
 
 @pytest.mark.parametrize(

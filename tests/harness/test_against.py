@@ -74,11 +74,11 @@ class Bench:
     def run(self) -> Turns:
         plan = make_plan(self.experiment, self.can)
         return run_in_turns(
-            plan, self.folder / "runs", self.checkout, console(), self.command, self.folder / "locks"
-        )  # fmt: skip
+            plan, self.folder / "runs", self.checkout, console(), self.command, None, self.folder / "locks"
+        )
 
     def resume(self, path: Path) -> Turns:
-        return resume_in_turns(path, self.checkout, console(), self.command, self.folder / "locks")
+        return resume_in_turns(path, self.checkout, console(), self.command, None, self.folder / "locks")
 
 
 def console() -> Console:

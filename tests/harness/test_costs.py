@@ -23,6 +23,7 @@ from ddbench.harness.costs import (
     verify_cost,
 )
 from ddbench.models.shapes import DRAFTERS, TARGETS, GQAShape, MoEShape
+from ddbench.records import NotMeasured
 
 K2, K2_DRAFTER = TARGETS["kimi-k2.6"], DRAFTERS["kimi-k2.6"]
 MB, GB = 1e6, 1e9
@@ -81,6 +82,18 @@ def test_sliding_layers_read_no_more_than_their_window() -> None:
     one_full_layer = (100_000 - 2_048) * 2 * 8 * 128 * 2
     gap = draft_cost(K2, K2_DRAFTER, far, 2).num_bytes - draft_cost(K2, K2_DRAFTER, near, 2).num_bytes
     assert gap == pytest.approx(one_full_layer)
+
+
+def test_context_bytes_are_those_that_grow_with_the_context() -> None:
+    """All that verify reads more for a longer context is context rows, and they are counted once per request."""
+    for name, target in TARGETS.items():
+        near = TypicalRound(batch=3, width=9, block=0, context=100, committed=2, moved=1)
+        far = replace(near, context=1100)
+        one, two = (stage_costs(target, K2_DRAFTER, round_, 2, False, {"verify"})[0] for round_ in (near, far))
+        assert not isinstance(one.context_bytes, NotMeasured), name
+        assert not isinstance(two.context_bytes, NotMeasured), name
+        assert two.num_bytes - one.num_bytes == pytest.approx(two.context_bytes - one.context_bytes, abs=2), name
+        assert two.context_bytes == 11 * one.context_bytes
 
 
 def test_only_stages_that_ran_have_a_floor() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases
-from ddbench.records import SkippedCase
+from ddbench.records import Ceilings, CeilingSample, SkippedCase
 from ddbench.spec import make_axis
 
 HOSTILE = "<script>alert('x')</script>|`a`*b*_c_[d](e) & \"f\"\n# g $h$ [red]i[/red]"
@@ -17,6 +17,39 @@ HOSTILE = "<script>alert('x')</script>|`a`*b*_c_[d](e) & \"f\"\n# g $h$ [red]i[/
 def hostile() -> str:
     """Text that breaks HTML, Markdown, matplotlib's mathtext and the console, where it is not escaped."""
     return HOSTILE
+
+
+def made_up_ceilings() -> Ceilings:
+    """Before and after: 100 GB/s hot, 10 GB/s cold, 1 Tflop/s, launches of 1.5 us; a cache of 32 MB."""
+    amounts = {
+        ("read", "hot"): 100e9,
+        ("read", "cold"): 10e9,
+        ("copy", "cold"): 9e9,
+        ("matmul", "none"): 1e12,
+        ("launch", "none"): 1500.0,
+    }
+    samples = tuple(
+        CeilingSample(
+            kind=kind,
+            cache=cache,
+            when=when,
+            dtype="float32",
+            num_threads=2,
+            working_set_bytes=1000,
+            amount=amount,
+            low=0.9 * amount,
+            high=1.1 * amount,
+            num_samples=9,
+        )
+        for (kind, cache), amount in amounts.items()
+        for when in ("before", "after")
+    )
+    return Ceilings(device="cpu", last_level_cache_bytes=32_000_000, samples=samples)
+
+
+@pytest.fixture(scope="session")
+def some_ceilings() -> Ceilings:
+    return made_up_ceilings()
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +65,7 @@ def full_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         incorrect=(9,),
         not_run=(len(base) + 2,),
         skipped=(SkippedCase(arm="ddtree", label="ddtree attention=tree_triton c=1", reason="needs a CUDA device"),),
+        ceilings=made_up_ceilings(),
         experiment={
             "engine": base[-1].engine,
             "axes": (make_axis("node_budget", (8, 16, 32)),),

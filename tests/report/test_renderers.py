@@ -1,7 +1,13 @@
 """The three renderers show the same document, whatever its texts hold, and ask nobody for anything."""
 
+import csv
+import dataclasses
+import html
 import io
+import json
 import re
+import shutil
+import subprocess
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
@@ -9,13 +15,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from ddbench.report import html as html_module
 from ddbench.report import plots
 from ddbench.report.build import build_report, report_on
 from ddbench.report.console import print_report
-from ddbench.report.document import Report, Section
+from ddbench.report.document import Cell, Column, Download, Report, Section, Table, visible
 from ddbench.report.html import render_html
 from ddbench.report.markdown import escape, render_markdown
 
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 VOID = ("meta", "wbr", "br", "hr", "img", "link", "input")
 
 
@@ -29,11 +37,14 @@ class Page(HTMLParser):
         self.attributes: list[tuple[str, str, str]] = []
         self.texts: list[str] = []
         self.tags: list[str] = []
+        self.scripts: list[str] = []
         self.feed(text)
         self.close()
 
     def handle_starttag(self, tag, attrs) -> None:
         self.tags.append(tag)
+        if tag == "script":
+            self.scripts.append(dict(attrs).get("type", ""))
         self.attributes += [(tag, name, value or "") for name, value in attrs]
         self.ids += [value for name, value in attrs if name == "id"]
         if tag not in VOID:
@@ -89,11 +100,15 @@ def test_page_asks_the_network_for_nothing(name: str, request) -> None:
 def test_hostile_text_is_text_on_the_page(hostile_report: Report, hostile: str) -> None:
     """H30."""
     text = render_html(hostile_report)
-    assert Page(text).tags.count("script") == 1
+    assert [script for script in Page(text).scripts if script != "application/json"] == [""]
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;" in text
     shown = " ".join("".join(Page(text).texts).split())
     assert " ".join(hostile.split()) in shown
+
+
+def tables_of(report: Report) -> list[Table]:
+    return [table for section in report.sections if isinstance(section, Section) for table in section.tables]
 
 
 def split_cells(line: str) -> list[str]:
@@ -106,7 +121,7 @@ def test_markdown_tables_stay_whole(name: str, request) -> None:
     report = request.getfixturevalue(name)
     text, _ = render_markdown(report)
     blocks = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
-    tables = [table for section in report.sections if isinstance(section, Section) for table in section.tables]
+    tables = tables_of(report)
     assert len(blocks) == len(tables)
     for block, table in zip(blocks, tables, strict=True):
         lines = block.splitlines()
@@ -146,7 +161,7 @@ def test_console_shows_headline_and_arms(full: Report) -> None:
     text = printed(full, is_compact=True)
     assert "Best vs ar at concurrency 1" in text
     assert "Concurrency 4" in text
-    assert "Glossary" not in text
+    assert "Formula" not in text
     assert "chain_via_tree" in text
     assert "out of memory" in text
     assert len(printed(full, is_compact=False)) > 2 * len(text)
@@ -185,21 +200,17 @@ def test_console_takes_markup_literally(hostile_report: Report) -> None:
 def test_every_renderer_shows_every_cell(full: Report) -> None:
     html, (markdown, _) = "".join(Page(render_html(full)).texts), render_markdown(full)
     console = printed(full, is_compact=False, width=2000)
-    for section in full.sections:
-        assert isinstance(section, Section)
-        for table in section.tables:
-            for cell in (cell for row in table.rows for cell in row if cell.text):
-                assert cell.text in html
-                assert escape(cell.text) in markdown
-                assert table.is_folded or cell.text in console
+    for table in tables_of(full):
+        for cell in (cell for row in table.rows for cell in row if cell.text):
+            assert cell.text in html
+            assert escape(cell.text) in markdown
+            assert table.is_folded or cell.text in console
 
 
 def test_every_missing_cell_has_its_reason_below(full: Report) -> None:
-    for section in full.sections:
-        assert isinstance(section, Section)
-        for table in section.tables:
-            for cell in (cell for row in table.rows for cell in row if cell.text.startswith("–")):
-                assert f"{cell.text[1:]} {cell.tip}" in table.notes
+    for table in tables_of(full):
+        for cell in (cell for row in table.rows for cell in row if cell.text.startswith("–")):
+            assert f"{cell.text[1:]} {cell.tip}" in table.notes
 
 
 def test_drawings_do_not_depend_on_the_readers_settings() -> None:
@@ -227,3 +238,153 @@ def test_series_have_colours_of_their_own() -> None:
     colors = plots.series_colors(arms)
     assert len(set(colors)) == len(arms)
     assert colors[:4] == tuple(plots.ARM_COLORS[arm] for arm in arms[:4])
+
+
+def test_drawings_take_any_name_in_silence(recwarn: pytest.WarningsRecorder) -> None:
+    """H30: what XML forbids is spelled out; letters that matplotlib's font lacks are the reader's business."""
+    label = "\x1b[31m\u202e\x00 \u6811 \U0001f333\nline"
+    svg = plots.forest([plots.Point(label, 1.5, 1.2, 1.9, "#0072b2")], "x", (0.5, 2.0))
+    ET.fromstring(svg)
+    assert "\\x1b[31m\\u202e\\x00 \u6811 \U0001f333 line" in svg
+    assert not recwarn.list
+
+
+def test_visible_leaves_letters_alone() -> None:
+    text = "Zürich 樹 שלום naïve\tfa\u0300de\nnext"
+    assert visible(text) is text
+    assert visible("a\x1bb\u2066c\x85") == "a\\x1bb\\u2066c\\x85"
+
+
+def one_table(*rows: tuple[Cell, ...], titles: tuple[str, ...]) -> Report:
+    columns = tuple(Column(title, is_number=place > 0) for place, title in enumerate(titles))
+    return Report("t", "q", "o", (Section("s", "S", tables=(Table("T", columns, rows),)),))
+
+
+def test_long_texts_are_cut_in_sight_and_whole_on_demand() -> None:
+    text = "begin " + "x" * 5000 + " end"
+    html = render_html(one_table((Cell(text, sort=text), Cell("1", sort=1.0)), titles=("A", "B")))
+    shown = next(own for own in Page(html).texts if own.startswith("begin "))
+    assert len(shown) < 500
+    assert shown.endswith(" end")
+    assert f'data-full="{text}"' in html
+    assert f'title="{text}"' in html
+
+
+def test_pieces_of_wide_tables_name_their_rows(full: Report) -> None:
+    """As many columns come again as tell the rows apart."""
+    rows = [(Cell("arm"), Cell(str(place)), *(Cell("7" * 30, sort=7.0) for _ in range(4))) for place in range(3)]
+    text = printed(one_table(*rows, titles=("Arm", "c", "w", "x", "y", "z")), is_compact=False, width=80)
+    pieces = text.split("Arm")[1:]
+    assert len(pieces) == 2
+    for piece in pieces:
+        assert re.findall(r"arm +(\d)\b", piece) == ["0", "1", "2"]
+
+
+# --- the page as a browser has it -------------------------------------------------------------------------------------
+
+
+def whole(color: str) -> str:
+    """#abc as #aabbcc."""
+    return color if len(color) == 7 else "#" + "".join(2 * digit for digit in color[1:])
+
+
+def luminance(color: str) -> float:
+    channels = (int(color[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("theme", [0, 1, 2], ids=["light", "dark", "print"])
+def test_text_stands_out_from_what_it_is_on(theme: int) -> None:
+    """WCAG AA, 4.5 to 1, for every colour of text on every ground."""
+    style = (Path(html_module.__file__).parent / "page.css").read_text(encoding="utf-8")
+    blocks = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+    themes = [dict(re.findall(r"--([\w-]+): (#\w+)", block)) for block in blocks]
+    assert len(themes) == 3
+    colors = {name: whole(color) for name, color in (themes[0] | themes[theme]).items()}
+    assert "opacity" not in style
+    for ground in ("paper", "wash", "good-wash"):
+        for ink in ("ink", "faint", "accent", "good", "warn", "bad"):
+            high, low = sorted((luminance(colors[ground]), luminance(colors[ink])), reverse=True)
+            assert (high + 0.05) / (low + 0.05) >= 4.5, (ground, ink)
+
+
+def test_page_can_be_read_without_sight_or_mouse(full: Report) -> None:
+    page = Page(render_html(full))
+    assert {"main", "nav", "header", "h1"} <= set(page.tags)
+    assert ("a", "class", "skip") in page.attributes
+    assert ("a", "href", "#content") in page.attributes
+    labels = {value for tag, key, value in page.attributes if tag == "section" and key == "aria-labelledby"}
+    assert labels == {f"{section.name}-title" for section in full.sections}
+    assert labels <= set(page.ids)
+    regions = [value for tag, key, value in page.attributes if tag == "div" and (key, value) == ("role", "region")]
+    tables = [table for table in tables_of(full) if not table.is_pairs]
+    assert len(regions) == page.tags.count("table") == len(tables)
+    assert page.tags.count("button") >= sum(len(table.columns) for table in tables)
+
+
+PROBE = """
+const found = {};
+const holder = document.querySelector(".table");
+found.csv = csvOf(holder);
+found.tables = document.querySelectorAll(".table").length;
+found.buttons = document.querySelectorAll(".tools button.get").length;
+const order = () => [...holder.querySelectorAll("tbody tr")].map((row) => row.cells[1].dataset.sort);
+const head = holder.querySelectorAll("thead th")[1];
+head.querySelector("button").click();
+found.ascending = [order(), head.getAttribute("aria-sort")];
+head.querySelector("button").click();
+found.descending = [order(), head.getAttribute("aria-sort")];
+const region = holder.querySelector(".scroll");
+const press = (key) => (document.activeElement === document.body ? region : document.activeElement)
+  .dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
+region.focus();
+for (const key of ["ArrowDown", "ArrowRight"]) press(key);
+found.focused = document.activeElement.textContent;
+showTip(document.activeElement);
+found.tip = [document.getElementById("tip").textContent, document.activeElement.getAttribute("aria-describedby")];
+press("Escape");
+found.closed = document.getElementById("tip").hidden;
+const rows = document.querySelector("[data-rows]");
+found.rows = rows && JSON.parse(rows.textContent);
+window.dispatchEvent(new Event("beforeprint"));
+found.folded = document.querySelectorAll("details:not([open])").length;
+document.body.replaceChildren(make("pre", { id: "found", textContent: JSON.stringify(found) }));
+"""
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="needs a chromium to run the page's script in")
+def test_script_sorts_tells_and_saves(tmp_path: Path) -> None:
+    """H30 as well: a table's CSV is exact, and a name that is a formula is marked as text."""
+    rows = (
+        (Cell('=1+"a",\n|b', sort="b"), Cell("1\u202f200", "[1, 2]", "a tip", 1200.0)),
+        (Cell("-x", sort="a"), Cell("–¹", tip="not seen", tone="quiet")),
+        (Cell("c" * 600, sort="c"), Cell("-3.5", "", "", -3.5)),
+    )
+    files = Section("files", "Files", downloads=(Download("r.csv", "rows", 1, "a\r\n</script>\r\n"),))
+    report = one_table(*rows, titles=("Name", "Value"))
+    folded = Table("F", (Column("A", is_number=False),), ((Cell("x"),),), is_folded=True)
+    more = Section("more", "More", tables=(folded, dataclasses.replace(folded, title="P", is_folded=False)))
+    page = render_html(dataclasses.replace(report, sections=(*report.sections, files, more)))
+    end = page.rindex("</script>")
+    (tmp_path / "page.html").write_text(page[:end] + PROBE + page[end:], encoding="utf-8")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile", "--dump-dom"]
+    command = [CHROMIUM, *options, (tmp_path / "page.html").as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    dumped = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert dumped, done.stderr[-2000:]
+    found = json.loads(html.unescape(dumped[1]))
+    assert list(csv.reader(io.StringIO(found["csv"], newline=""))) == [
+        ["Name", "Value", "Value: note"],
+        ['\'=1+"a",\n|b', "1200", "[1, 2]"],
+        ["'-x", "", "not seen"],
+        ["c" * 600, "-3.5", ""],
+    ]
+    assert found["tables"] == found["buttons"] == 3
+    assert found["ascending"] == [["-3.5", "1200.0", ""], "ascending"]
+    assert found["descending"] == [["1200.0", "-3.5", ""], "descending"]
+    assert found["focused"] == "1\u202f200[1, 2]"
+    assert found["tip"] == ["a tip", "tip"]
+    assert found["closed"] is True
+    assert found["rows"] == "a\r\n</script>\r\n"
+    assert found["folded"] == 0

@@ -1,7 +1,8 @@
-"""The headline's sentences say what the intervals allow, in words that follow from the data alone."""
+"""The headline's sentence says what the intervals allow, in words that follow from the data alone."""
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from ddbench.analysis.contests import Contest
@@ -71,20 +72,6 @@ def test_concurrencies_are_told_apart_where_they_differ(evidence: Evidence) -> N
     assert sentence.endswith("A drafter that does not beat it has no headline at concurrency 4 and 16.")
 
 
-def test_the_tree_is_taken_apart(evidence: Evidence) -> None:
-    values = {
-        1: (ratio(1.2), ratio(1.4), ratio(1.17)),
-        4: (ratio(0.8), ratio(1.4), ratio(1.75)),
-        16: (ratio(1.0), ratio(1.4), ratio(1.4)),
-    }
-    sentence = list(verdicts(with_contests(evidence, "ddtree", "chain", values)))[1]
-    assert "beats the chain at concurrency 1 (1.20x: tau 1.40x, round cost 1.17x)" in sentence
-    assert "loses to the chain at 4 (0.80x: tau 1.40x, round cost 1.75x)" in sentence
-    assert "is not separated from the chain at 16 (1.00x: tau 1.40x, round cost 1.40x)" in sentence
-    assert "; verify makes " in sentence
-    assert sentence.endswith("of what its round takes more.")
-
-
 def test_many_concurrencies_are_told_as_a_range(run_of) -> None:
     concurrencies = (1, 2, 4, 8)
     evidence = evidence_of(
@@ -93,17 +80,14 @@ def test_many_concurrencies_are_told_as_a_range(run_of) -> None:
     values = {c: (ratio(1.3 + c / 100), ratio(1.5), ratio(1.1)) for c in concurrencies}
     sentence = next(verdicts(with_contests(evidence, "ddtree", "prompt_lookup", values)))
     assert "is faster at concurrency 1, 2, 4 and 8 (ddtree 1.31x to 1.38x)" in sentence
-    sentence = list(verdicts(with_contests(evidence, "ddtree", "chain", values)))[1]
-    assert "at concurrency 1, 2, 4 and 8 (1.31x to 1.38x: tau 1.50x, round cost 1.10x)" in sentence
 
 
 def test_without_prompt_lookup_the_question_stays_open(run_of) -> None:
     cases = make_cases(arms=("ar", "chain", "ddtree"), concurrencies=(1,), **SMALL)
-    first, second = verdicts(evidence_of(load_run(run_of(cases=cases))))
-    assert first == (
+    (sentence,) = verdicts(evidence_of(load_run(run_of(cases=cases))))
+    assert sentence == (
         "Whether the drafter beats prompt_lookup, which needs none, is open: the run has no prompt_lookup arm."
     )
-    assert second.startswith("The tree")
 
 
 def test_without_drafts_nothing_is_said(run_of) -> None:
@@ -117,7 +101,7 @@ def test_a_looping_baseline_decides_nothing(evidence: Evidence) -> None:
     """H52: against an arm whose outputs loop there is no verdict."""
     requests = evidence.frames.requests
     loops = (requests["arm"] == "prompt_lookup").to_numpy()
-    tokens = [[3] * 40 if own else list(row) for own, row in zip(loops, requests["tokens"], strict=True)]
+    tokens = [np.full(40, 3) if own else row for own, row in zip(loops, requests["tokens"], strict=True)]
     looped = dataclasses.replace(evidence.frames, requests=requests.assign(tokens=tokens))
     first = next(verdicts(evidence_of(looped)))
     assert "is open: the outputs or the book-keeping of prompt_lookup are not to be trusted" in first
@@ -129,4 +113,4 @@ def test_runs_are_told_apart(run_of) -> None:
     cases = make_cases(arms=ARMS, concurrencies=(1,), **SMALL)
     runs = [load_run(run_of(name, cases=cases, seed=seed)) for seed, name in enumerate(("left", "right"))]
     sentences = list(verdicts(evidence_of(merge_runs(runs))))
-    assert [sentence.partition(": ")[0] for sentence in sentences] == ["Run A", "Run A", "Run B", "Run B"]
+    assert [sentence.partition(": ")[0] for sentence in sentences] == ["Run A", "Run B"]

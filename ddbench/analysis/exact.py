@@ -1,0 +1,122 @@
+"""What needs no statistics: counters and, under greedy decoding, acceptance. And acceptance where it does need them.
+
+Between settings and comparisons. Greedy decoding takes the same rounds whenever it is repeated; where it does, one more
+round is one more round, on any machine. Under sampling the prompts are what acceptance is compared over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ddbench.analysis import speed
+from ddbench.analysis.counters import counter, counters_of
+from ddbench.analysis.effects import Effect, Pair
+from ddbench.analysis.paired import Decision
+from ddbench.analysis.settings import Setting
+from ddbench.records import NotMeasured
+
+# What a counter is divided by, so that fewer rounds do not pass for less work in each.
+PER_ROUND: dict[str, str] = {
+    "torch_ops": "counted_steps",
+    "host_reads": "counted_steps",
+    "nodes_verified": "num_rounds",
+    "tokens_accepted": "num_rounds",
+    "identity_paths": "num_rounds",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CounterChange:
+    """An exact number that differs; `rates` are per round, where the counter grows with the rounds."""
+
+    name: str
+    a: int
+    b: int
+    verdict: Literal["better", "worse", "changed"]
+    rates: tuple[float, float] | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Of the rates where there are any, else of the counts."""
+        one, other = self.rates or (self.a, self.b)
+        return other / one if one else None
+
+
+def is_exact(setting: Setting) -> bool:
+    """Greedy, and every repeat of the workload took the same rounds: acceptance and counters carry no noise."""
+    return setting.engine.sampling == "greedy" and len(set(_repeats(setting))) == 1
+
+
+def _repeats(setting: Setting) -> list[tuple[int, int]]:
+    """(tokens, rounds) of every clean pass of every process."""
+    sums = setting.rounds.groupby(["case_id", "pass_index"], observed=True)["num_emitted"].agg(["sum", "count"])
+    return [(int(tokens), int(count)) for tokens, count in sums.to_numpy()]
+
+
+def decide_length(key: Hashable, a: Setting, b: Setting, min_effect: float) -> Decision:
+    """tau of two settings that are both exact."""
+    one, other = (tokens / count for tokens, count in (_repeats(setting)[0] for setting in (a, b)))
+    ratio = other / one
+    effect = Effect(ratio, ratio, ratio, None, a.requests["unit"].nunique(), None, 0.0, "exact: greedy decoding")
+    if one == other:
+        return Decision(key, "same", ("exact",), effect, None)
+    if abs(math.log(ratio)) < math.log1p(min_effect):
+        return Decision(key, "same", ("exact", "below_min_effect"), effect, None)
+    return Decision(key, "faster" if ratio > 1 else "slower", ("exact",), effect, None)
+
+
+def pairs_of_prompts(a: Setting, b: Setting) -> tuple[Pair, ...]:
+    """tau of every prompt that both have; the order of prompts is no order in time."""
+    ours, theirs = _lengths(a), _lengths(b)
+    shared = [unit for unit in ours if unit in theirs]
+    return tuple(Pair(place, ours[unit], theirs[unit]) for place, unit in enumerate(shared))
+
+
+def _lengths(setting: Setting) -> dict[str, float]:
+    means = setting.rounds.groupby("unit", observed=True)["num_emitted"].mean()
+    return {str(unit): float(mean) for unit, mean in means.items() if mean > 0}
+
+
+def pooled(decision: Decision, a: Setting, b: Setting) -> Decision:
+    """The effect as tau is defined, pooled over rounds; a verdict that its sign contradicts is none."""
+    found = speed.length_ratio(b, a)
+    if isinstance(found, NotMeasured) or isinstance(decision.effect, NotMeasured):
+        return decision
+    effect = replace(decision.effect, ratio=found.value, low=found.low, high=found.high, n=found.n, note=found.note)
+    if decision.verdict in ("faster", "slower") and (found.value > 1) != (decision.verdict == "faster"):
+        return Decision(decision.key, "undecided", ("interval_spans_both",), effect, decision.q_value)
+    return replace(decision, effect=effect)
+
+
+# --- counters ---------------------------------------------------------------------------------------------------------
+
+
+def counter_changes(a: Setting, b: Setting) -> Iterator[CounterChange]:
+    """Counters that both sides have, that repeat exactly on each, and that differ. Under sampling chance moves them."""
+    if any(not setting.rounds.empty and not is_exact(setting) for setting in (a, b)):
+        return
+    ours, theirs = counters(a), counters(b)
+    for name in sorted(ours.keys() & theirs.keys()):
+        one, other = ours[name], theirs[name]
+        if one != other:
+            direction = counter(name).direction
+            is_better = (other < one) == (direction == "lower")
+            verdict = "changed" if direction == "equal" else "better" if is_better else "worse"
+            yield CounterChange(name, one, other, verdict, _rates(name, ours, theirs))  # type: ignore[arg-type]
+
+
+def counters(setting: Setting) -> dict[str, int]:
+    """Counters that every process of the setting agrees in."""
+    every = [counters_of(result) for result in setting.results]
+    shared = set.intersection(*(set(one) for one in every)) if every else set()
+    return {name: every[0][name] for name in shared if len({one[name] for one in every}) == 1}
+
+
+def _rates(name: str, ours: Mapping[str, int], theirs: Mapping[str, int]) -> tuple[float, float] | None:
+    per = PER_ROUND.get(name.partition(".")[0], "")
+    if not (ours.get(per) and theirs.get(per)):
+        return None
+    return ours[name] / ours[per], theirs[name] / theirs[per]

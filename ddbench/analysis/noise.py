@@ -1,0 +1,87 @@
+"""The noise floor: how far apart two measurements of the same code may lie. From interleaved repeats, in log-ratios.
+
+Under `baseline`, which stores a floor with every value that a gate may hold. A floor is an upper bound, so that few
+repeats give a high one: each part is the mean of a null effect plus Student's t times its standard error, and the floor
+is the largest part. Quantiles of resampled halves would be smaller the fewer repeats there are, which is the wrong way
+round. Letters: n blocks of a run, R runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.special import stdtrit
+
+from ddbench.analysis.effects import FEWEST_BLOCKS
+from ddbench.records import NotMeasured
+from ddbench.spec import Record
+
+TRIPWIRE = 0.25  # relative: above such a floor only a gross slowdown would be seen
+_CONFIDENCE = 0.95
+
+
+class Floor(Record):
+    """Relative differences that repeats of one code showed, as bounds: 0.03 is 3 %."""
+
+    even_odd: float  # neighbouring repeats
+    halves: float  # the first half of a run against its second: drift
+    runs: float | NotMeasured  # a new run against the ones that the floor is from
+    num_blocks: int  # of the shortest run
+    num_runs: int
+
+    @property
+    def within(self) -> float:
+        """For codes whose repeats ran in turns: what differs between runs is in both."""
+        return max(self.even_odd, self.halves)
+
+    @property
+    def value(self) -> float:
+        """For a run of its own; without a second run, what differs between runs is not in it."""
+        return self.within if isinstance(self.runs, NotMeasured) else max(self.within, self.runs)
+
+
+def noise_floor(runs: Sequence[Sequence[float]]) -> Floor | NotMeasured:
+    """The floor of one value (positive) that was measured in every repeat of R runs of one code, in order."""
+    shortest = min((len(values) for values in runs), default=0)
+    if shortest < FEWEST_BLOCKS:
+        return NotMeasured(not_measured=f"{shortest} repeats, a noise floor takes at least {FEWEST_BLOCKS}")
+    if any(not (math.isfinite(value) and value > 0) for values in runs for value in values):
+        return NotMeasured(not_measured="a repeat's value is not positive: there is no ratio to it")
+    logs = [np.log(np.asarray(values, dtype=np.float64)) for values in runs]
+    return Floor(
+        even_odd=max(_even_odd(own) for own in logs),
+        halves=max(_halves(own) for own in logs),
+        runs=_between([float(own.mean()) for own in logs]),
+        num_blocks=shortest,
+        num_runs=len(runs),
+    )
+
+
+def _even_odd(logs: np.ndarray) -> float:
+    """Repeats 0 and 1, 2 and 3, ... as if they were two codes."""
+    count = len(logs) // 2
+    differences = logs[1 : 2 * count : 2] - logs[0 : 2 * count : 2]  # [n / 2]
+    return _bound(float(differences.mean()), float(differences.std(ddof=1)) / math.sqrt(count), count - 1)
+
+
+def _halves(logs: np.ndarray) -> float:
+    """The first n / 2 repeats and the last n / 2 as if they were two codes."""
+    count = len(logs) // 2
+    first, last = logs[:count], logs[-count:]
+    error = math.sqrt((float(first.var(ddof=1)) + float(last.var(ddof=1))) / count)
+    return _bound(float(last.mean() - first.mean()), error, 2 * count - 2)
+
+
+def _between(means: Sequence[float]) -> float | NotMeasured:
+    """How far a new run may lie from the mean of R: a prediction bound, wide as long as there are two or three."""
+    count = len(means)
+    if count < 2:
+        return NotMeasured(not_measured="one run: what differs between runs of the same code was not measured")
+    return _bound(0.0, float(np.std(means, ddof=1)) * math.sqrt(1 + 1 / count), count - 1)
+
+
+def _bound(effect: float, error: float, freedom: int) -> float:
+    """Log-ratios to a relative difference."""
+    return round(math.expm1(abs(effect) + float(stdtrit(freedom, (1 + _CONFIDENCE) / 2)) * error), 9)

@@ -1,0 +1,215 @@
+"""Q2: does verifying more candidates per round pay, up to which node budget at which concurrency, and what limits it?
+
+Of several budgets the fastest is compared with the chain and with the others by intervals that hold together
+(`frontier.field_of`), since the luckiest of them looks best. A tree pays at a concurrency where the interval of its
+speedup over the chain lies above 1. How much compute is idle is the share of the matmul ceiling that verify reaches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddbench.analysis import contests, frontier
+from ddbench.analysis.answers import (
+    Finding,
+    Number,
+    Part,
+    Verdict,
+    at,
+    computed,
+    listed,
+    measured,
+    named,
+    overall,
+    reasons,
+    told,
+)
+from ddbench.analysis.basis import Basis
+from ddbench.analysis.contests import Contest
+from ddbench.analysis.decompose import Decomposition, decompose
+from ddbench.analysis.frontier import Field, Sweep
+from ddbench.analysis.settings import Setting
+from ddbench.analysis.values import Estimate, Value, missing
+from ddbench.engine.stages import Stage
+from ddbench.records import NotMeasured
+
+TREE_ARM = "ddtree"
+_WORDS: dict[contests.Standing, Verdict] = {"ahead": "yes", "behind": "no", "even": "undecided", "unknown": "undecided"}
+_FLOOR_NOTE = "computed: from the shapes and the measured ceilings"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best budget of a sweep, and what can be said of the others."""
+
+    sweep: Sweep
+    field: Field
+    best: Setting
+    told_apart: tuple[Setting, ...]  # trees that are slower beyond doubt
+
+    @property
+    def over_chain(self) -> Value:
+        """Time per token of the chain over that of the best budget; the interval holds together with all others."""
+        chain = self.sweep.chain
+        return chain if isinstance(chain, NotMeasured) else self.field.speedup(self.best, chain)
+
+    @property
+    def tied(self) -> tuple[Setting, ...]:
+        return tuple(tree for tree in self.sweep.trees if tree is not self.best and tree not in self.told_apart)
+
+    @property
+    def stops_at(self) -> Setting | None:
+        """The narrowest tree, wider than the best, that is slower beyond doubt."""
+        wider = [tree for tree in self.told_apart if tree.engine.node_budget > self.best.engine.node_budget]
+        return wider[0] if wider else None
+
+    @property
+    def next_wider(self) -> Setting | None:
+        wider = [tree for tree in self.sweep.trees if tree.engine.node_budget > self.best.engine.node_budget]
+        return wider[0] if wider else None
+
+
+def choose(sweep: Sweep) -> Choice | NotMeasured:
+    """The tree with the lowest time per token, over the prompts that every setting of the sweep ran."""
+    field = frontier.field_of(sweep.everyone)
+    if isinstance(field, NotMeasured):
+        return field
+    best = min(sweep.trees, key=lambda tree: field.log_times[field.settings.index(tree)])
+    slower = field.slower_than(best)
+    return Choice(sweep, field, best, tuple(tree for tree in sweep.trees if tree in slower))
+
+
+def compute(basis: Basis) -> Finding:
+    """The answer of one run."""
+    parts: list[Part] = []
+    numbers: list[Number] = []
+    gaps: list[object] = [] if basis.study.settings else [missing("no case has a result")]
+    rests_on: list[str] = []
+    for concurrency in basis.concurrencies:
+        own = [sweep for sweep in basis.sweeps if sweep.concurrency == concurrency]
+        for sweep in own:
+            found = choose(sweep)
+            gaps.append(found)
+            if isinstance(found, Choice):
+                gaps.append(found.over_chain)
+                parts.append(_budgets(basis, found))
+                numbers += _numbers(basis, found.best, found.over_chain, sweep.chain)
+                rests_on += [named(setting) for setting in sweep.everyone]
+        if not own:
+            contest = _single(basis, concurrency)
+            gaps += [
+                at(concurrency, contest),
+                missing("the best node budget: it takes at least two of them per concurrency"),
+            ]
+            if isinstance(contest, Contest):
+                parts.append(_tree(basis, contest))
+                numbers += _numbers(basis, contest.setting, contest.speedup, contest.base)
+                rests_on += [named(contest.base), named(contest.setting)]
+    gaps += [number.value for number in numbers]
+    return Finding(
+        "Q2",
+        overall(part.verdict for part in parts),
+        " ".join(part.sentence for part in parts) or "No tree and chain were measured that conclusions may rest on.",
+        measured(numbers),
+        tuple(dict.fromkeys(rests_on)),
+        _would_change(basis, parts),
+        reasons(gaps),
+        tuple(part.brief for part in parts) or reasons(gaps)[:1],
+    )
+
+
+def _single(basis: Basis, concurrency: int) -> Contest | NotMeasured:
+    tree = basis.best(concurrency, lambda setting: setting.arm == TREE_ARM)
+    if tree is None:
+        return missing("no tree was measured that conclusions may rest on")
+    why = basis.why_no_chain(tree)
+    return why or contests.contest(tree, "chain", basis.study)
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def _budgets(basis: Basis, found: Choice) -> Part:
+    """One sweep: the best budget, which others are as good, where it stops paying, and through what."""
+    budget, value = found.best.engine.node_budget, found.over_chain
+    tried = len(found.sweep.trees)
+    verdict: Verdict = "not_measured" if isinstance(value, NotMeasured) else _WORDS[contests.standing(value)]
+    text = f"At concurrency {found.sweep.concurrency} the fastest of {tried} node budgets is {budget}"
+    if verdict != "not_measured":
+        text += f", {told(value)} over the chain{_doubt(verdict)}{_made_of(basis, found)}"
+    tied = [tree.engine.node_budget for tree in found.tied]
+    if tied:
+        text += f"; {listed(tied)} cannot be told from it"
+    if found.stops_at is not None:
+        text += f"; from {found.stops_at.engine.node_budget} on it is slower"
+    elif found.next_wider is None:
+        text += "; no wider tree was tried"
+    brief = f"c={found.sweep.concurrency}: {budget} nodes, fastest of {tried} budgets, "
+    brief += f"{told(value)} over the chain" if verdict != "not_measured" else "without a chain to compare with"
+    return Part(verdict, f"{text}{_limit(basis, found)}.", brief)
+
+
+def _doubt(verdict: Verdict) -> str:
+    return ", which the interval does not tell from 1" if verdict == "undecided" else ""
+
+
+def _made_of(basis: Basis, found: Choice) -> str:
+    """What the speedup over the chain is made of."""
+    chain = found.sweep.chain
+    contest = chain if isinstance(chain, NotMeasured) else contests.versus(found.best, chain)
+    if isinstance(contest, NotMeasured):
+        return ""
+    return f": tau {told(contest.length)}, rounds of {told(contest.cost)}{added(decompose(contest, basis.shares))}"
+
+
+def _limit(basis: Basis, found: Choice) -> str:
+    """What the next wider tree brings and costs, and which stage it costs it in."""
+    if found.next_wider is None:
+        return ""
+    contest = contests.versus(found.next_wider, found.best)
+    if isinstance(contest, NotMeasured):
+        return ""
+    text = f". A tree of {found.next_wider.engine.node_budget} brings tau {told(contest.length)} for rounds of "
+    return f"{text}{told(contest.cost)}{added(decompose(contest, basis.shares))}"
+
+
+def added(found: Decomposition) -> str:
+    """` (verify adds 12 %)`: where rounds are dearer beyond doubt and one part adds most; nothing elsewhere."""
+    largest = found.largest
+    if contests.standing(found.contest.cost) != "ahead" or largest is None or isinstance(largest.share, NotMeasured):
+        return ""
+    return f" ({largest.part.replace('_', ' ')} adds {100 * largest.share.value:.2g} %)"
+
+
+def _tree(basis: Basis, contest: Contest) -> Part:
+    """The only tree of a concurrency against its chain."""
+    verdict: Verdict = _WORDS[contests.standing(contest.speedup)]
+    text = f"At concurrency {contest.setting.concurrency} the tree of {contest.setting.engine.node_budget} nodes is "
+    text += f"{told(contest.speedup)} over the chain{_doubt(verdict)}: tau {told(contest.length)}, rounds of "
+    brief = f"c={contest.setting.concurrency}: {told(contest.speedup)} over the chain"
+    return Part(verdict, f"{text}{told(contest.cost)}{added(decompose(contest, basis.shares))}.", brief)
+
+
+def _numbers(basis: Basis, best: Setting, over_chain: Value, chain: Setting | NotMeasured) -> list[Number]:
+    numbers = [Number("speedup of the tree over the chain", over_chain, named(best))]
+    for setting in (chain, best):
+        if isinstance(setting, NotMeasured):
+            continue
+        floor = basis.floor(setting, Stage.VERIFY.value)
+        share: Value = floor if isinstance(floor, NotMeasured) else _computed_share(floor.share_of_matmul)
+        numbers.append(Number("share of the matmul rate that verify reaches", share, named(setting)))
+    return numbers
+
+
+def _computed_share(share: float) -> Estimate:
+    return computed(share, "share", _FLOOR_NOTE)
+
+
+def _would_change(basis: Basis, parts: list[Part]) -> str:
+    texts = []
+    if any(part.verdict == "undecided" for part in parts):
+        texts.append("More prompts or repeats (--blocks) narrow intervals that hold 1.")
+    executors = {s.engine.executor for s in basis.study.settings if s.is_ok and s.arm == TREE_ARM}
+    if executors == {"eager"}:
+        texts.append("Rounds were launched op by op, which hides what a node costs: in a graph the tree may pay less.")
+    return " ".join(texts) or "Cheaper rounds or more requests make a node relatively dearer and favour narrower trees."

@@ -1,0 +1,347 @@
+"""The three answers and the ranking, on runs whose truth is known: every verdict where it belongs."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ddbench.analysis.answers import Finding, overall, told
+from ddbench.analysis.decompose import rounds_part
+from ddbench.analysis.findings import Findings
+from ddbench.analysis.frames import load_run
+from ddbench.analysis.question_bandwidth import Marginal, marginal
+from ddbench.analysis.synthetic import STAGE_SHARES, SyntheticPlan, build_run, make_cases
+from ddbench.analysis.values import Estimate
+from ddbench.records import Ceilings, CeilingSample, NotMeasured, SkippedCase
+from ddbench.report.evidence import Evidence, evidence_of
+from ddbench.spec import CaptureSpec
+
+SMALL = {"num_requests": 16, "max_new_tokens": 32}
+TREES = {"arms": ("ar", "chain", "ddtree"), "node_budgets": (8, 32, 64), **SMALL}
+LONG = {**TREES, "num_requests": 64, "max_new_tokens": 64}
+
+
+def ceilings(read: float = 1e9, matmul: float = 1e12, launch_ns: float = 1000.0) -> Ceilings:
+    """A machine that reads, multiplies and launches at these rates."""
+    amounts = (("read", "hot", read), ("read", "cold", read), ("matmul", "none", matmul), ("launch", "none", launch_ns))
+    samples = [
+        CeilingSample(
+            kind=kind,
+            cache=cache,
+            when="before",
+            dtype="float32",
+            num_threads=2,
+            working_set_bytes=1 << 20,
+            amount=amount,
+            low=0.99 * amount,
+            high=1.01 * amount,
+            num_samples=9,
+        )
+        for kind, cache, amount in amounts
+    ]
+    return Ceilings(device="cpu", last_level_cache_bytes=1 << 25, samples=tuple(samples))
+
+
+@pytest.fixture
+def evidence(tmp_path: Path) -> Callable[..., Evidence]:
+    def build(**plan: Any) -> Evidence:
+        folder = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
+        return evidence_of(load_run(build_run(folder, SyntheticPlan(**plan))))
+
+    return build
+
+
+def found_in(evidence: Evidence) -> Findings:
+    (found,) = evidence.findings.values()
+    return found
+
+
+def answer(evidence: Evidence, question: int) -> Finding:
+    return found_in(evidence).answers[question - 1]
+
+
+# --- Q1: the simulator's verify takes 1.5 us per node, its context is 400 kB, all that it reads 1 MB ------------------
+
+
+@pytest.mark.parametrize(
+    ("read", "matmul", "verdict", "words"),
+    [
+        (1e9, 1e12, "yes", "it is shared"),  # reading 400 kB again takes 400 us, no stage is slower than its bytes
+        (2e10, 1e13, "mixed", "bandwidth is wasted in"),  # 20 us; 1 MB takes 50 us, verify 1000
+        (1e12, 1e14, "no", "bandwidth is wasted in"),  # 0.4 us: less than a node takes
+        (1e12, 5e9, "undecided", "time enough to have done so"),  # verify is bound by arithmetic, nothing is wasted
+    ],
+)
+def test_context_is_shared_where_a_node_is_cheaper_than_reading_it(evidence, read, matmul, verdict, words) -> None:
+    run = evidence(cases=make_cases(concurrencies=(1,), **TREES), ceilings=ceilings(read, matmul))
+    found = answer(run, 1)
+    assert (found.verdict, words in found.answer) == (verdict, True), found.answer
+    assert found.answer.startswith("By inference, as no bytes were counted.")
+    assert any("hardware counters" in text for text in found.missing)
+
+
+def test_the_cost_of_a_node_is_the_simulators(evidence) -> None:
+    run = evidence(cases=make_cases(concurrencies=(1, 4), **TREES), ceilings=ceilings())
+    (basis,) = run.bases.values()
+    for concurrency in (1, 4):
+        found = marginal(basis, concurrency)
+        assert isinstance(found, Marginal)
+        assert [setting.engine.node_budget for setting in found.settings] == [8, 32, 64]
+        truth = 0.003 * 0.495 * (1 if concurrency == 1 else found.settings[0].steps["batch_size"].mean())
+        assert found.slope.low is not None
+        assert found.slope.high is not None
+        assert found.slope.low - 0.001 < truth < found.slope.high + 0.001
+        assert isinstance(found.again, Estimate)
+        assert found.again.value == pytest.approx(0.4, rel=0.02)
+
+
+def test_without_ceilings_nothing_is_inferred(evidence) -> None:
+    found = answer(evidence(cases=make_cases(concurrencies=(1,), **TREES)), 1)
+    assert found.verdict == "not_measured"
+    assert "the run has no ceilings.json" in found.answer
+    assert found.brief == ("the run has no ceilings.json: its machine's ceilings were not measured",)
+
+
+def test_records_without_context_bytes_say_so(evidence) -> None:
+    run = evidence(cases=make_cases(concurrencies=(1,), **TREES), ceilings=ceilings(matmul=5e9))
+    unknown = NotMeasured(not_measured="written before context rows were counted apart")
+    results = {
+        key: result.model_copy(
+            update={"stage_costs": tuple(c.model_copy(update={"context_bytes": unknown}) for c in result.stage_costs)}
+        )
+        for key, result in run.frames.results.items()
+    }
+    found = answer(evidence_of(dataclasses.replace(run.frames, results=results)), 1)
+    assert found.verdict == "not_measured"
+    assert "context bytes: written before context rows were counted apart" in found.missing
+
+
+# --- Q2: a round takes 1.9 ms and 3 us per verified token -------------------------------------------------------------
+
+
+def test_a_tree_that_pays_at_one_request_and_not_at_many_pays_in_part(evidence) -> None:
+    cases = make_cases(arms=("chain", "ddtree"), concurrencies=(1, 16), node_budgets=(64, 256), **SMALL)
+    found = answer(evidence(cases=cases, seed=3), 2)
+    assert found.verdict == "mixed"
+    assert "At concurrency 1 the fastest of 2 node budgets is 64" in found.answer
+    assert "from 256 on it is slower" in found.answer
+    assert len(found.brief) == 2
+
+
+def test_a_tree_that_pays_everywhere_pays(evidence) -> None:
+    """Of three budgets the best is reported with an interval that allows for the choice."""
+    found = answer(evidence(cases=make_cases(concurrencies=(1,), **LONG)), 2)
+    assert found.verdict == "yes"
+    assert "cannot be told from it" in found.answer or "slower" in found.answer
+    (number,) = (number for number in found.numbers if number.label == "speedup of the tree over the chain")
+    assert isinstance(number.value, Estimate)
+    assert "all pairs of 4 settings" in number.value.note
+
+
+def test_a_tree_that_loses_everywhere_does_not_pay(evidence) -> None:
+    cases = make_cases(arms=("chain", "ddtree"), concurrencies=(16,), node_budgets=(128, 256), **SMALL)
+    found = answer(evidence(cases=cases), 2)
+    assert found.verdict == "no"
+    assert "verify adds" in found.answer
+
+
+def test_no_difference_is_not_told_as_a_loss(evidence) -> None:
+    """A drafter that is never right: a tree of 8 nodes does what the chain of 7 does, noise apart."""
+    cases = make_cases(arms=("chain", "ddtree"), concurrencies=(1,), node_budgets=(8,), **SMALL)
+    found = answer(evidence(cases=cases, agreement=0.0), 2)
+    assert found.verdict == "undecided"
+    assert "does not tell from 1" in found.answer
+    assert "--blocks" in found.would_change
+    assert "the best node budget: it takes at least two of them per concurrency" in found.missing
+
+
+def test_no_stage_is_blamed_for_rounds_that_are_not_dearer(evidence) -> None:
+    """Single stages take more and others less: a round that costs no more beyond doubt has nothing to be explained."""
+    cases = make_cases(arms=("chain", "ddtree"), concurrencies=(1,), node_budgets=(8,), **SMALL)
+    assert "adds" not in answer(evidence(cases=cases), 2).answer
+
+
+def test_without_a_chain_the_best_budget_still_stands(evidence) -> None:
+    found = answer(evidence(cases=make_cases(concurrencies=(1,), **{**TREES, "arms": ("ar", "ddtree")})), 2)
+    assert found.verdict == "not_measured"
+    assert "the fastest of 3 node budgets is" in found.answer
+    assert "the run has no chain arm" in found.missing
+
+
+def test_idle_compute_is_told_where_ceilings_are(evidence) -> None:
+    run = evidence(cases=make_cases(concurrencies=(1,), **TREES), ceilings=ceilings(matmul=1e10))
+    shares = [n.value for n in answer(run, 2).numbers if n.label == "share of the matmul rate that verify reaches"]
+    assert len(shares) == 2
+    assert all(isinstance(value, Estimate) and 0.1 < value.value < 0.3 for value in shares)  # 0.2 ms of about 1
+
+
+# --- Q3 ---------------------------------------------------------------------------------------------------------------
+
+
+def with_variant(part: str, value: str, concurrencies: tuple[int, ...] = (1,)) -> tuple[Any, ...]:
+    plain = make_cases(arms=("ar", "chain", "ddtree"), concurrencies=concurrencies, **SMALL)
+    return (*plain, *make_cases(arms=("ddtree",), concurrencies=concurrencies, **{part: value}, **SMALL))
+
+
+@pytest.mark.parametrize(("ratio", "verdict"), [(0.6, "yes"), (1.5, "no")])
+@pytest.mark.parametrize(("part", "value"), [("executor", "round_graph"), ("tree_build", "device")])
+def test_a_variant_pays_where_its_rounds_are_shorter(evidence, part, value, ratio, verdict) -> None:
+    other = {"executor": ("tree_build", "device"), "tree_build": ("executor", "round_graph")}[part]
+    cases = (*with_variant(part, value), *with_variant(*other)[-1:])
+    found = answer(evidence(cases=cases, usual={value: ratio, other[1]: ratio}), 3)
+    assert found.verdict == verdict
+    (number,) = (number for number in found.numbers if number.label.startswith(f"speedup of {part}={value} over"))
+    assert isinstance(number.value, Estimate)
+    assert (number.value.value > 1) is (verdict == "yes")
+
+
+def test_graphs_that_pay_and_a_build_that_does_not_are_told_apart(evidence) -> None:
+    cases = (*with_variant("executor", "round_graph"), *with_variant("tree_build", "device")[-1:])
+    found = answer(evidence(cases=cases, usual={"round_graph": 0.6, "device": 1.5}), 3)
+    assert found.verdict == "mixed"
+    assert [line.partition(":")[0] for line in found.brief] == ["graphs", "a tree built on the device"]
+
+
+@pytest.mark.parametrize(("part", "value"), [("executor", "round_graph"), ("tree_build", "device")])
+def test_half_of_the_question_is_not_the_whole_answer(evidence, part, value) -> None:
+    assert answer(evidence(cases=with_variant(part, value), usual={value: 0.6}), 3).verdict == "mixed"
+
+
+def test_a_variant_that_changes_nothing_is_not_said_to_pay(evidence) -> None:
+    assert answer(evidence(cases=with_variant("executor", "round_graph")), 3).verdict in ("undecided", "mixed")
+
+
+def test_what_could_not_run_says_why_and_what_it_could_gain(evidence) -> None:
+    why = "executor 'round_graph' needs a CUDA device and is not part of this version"
+    skipped = (SkippedCase(arm="ddtree", label="ddtree executor=round_graph c=1", reason=why),)
+    run = evidence(cases=make_cases(concurrencies=(1,), **TREES), skipped=skipped, ceilings=ceilings(launch_ns=1000))
+    found = answer(run, 3)
+    assert found.verdict == "not_measured"
+    assert f"executor: {why}" in found.missing
+    assert "tree build: the run asked for heap only" in found.missing
+    assert any(text.startswith("expert against tensor parallelism") for text in found.missing)
+    values = {number.label: number.value for number in found.numbers}
+    gap = 1 - 0.99 * sum(STAGE_SHARES.values())
+    assert isinstance(bound := values["at most, without a host gap"], Estimate)
+    assert bound.value == pytest.approx(1 / (1 - gap), rel=0.01)
+    assert isinstance(ops := values["ops that a round dispatches"], Estimate)
+    assert ops.value == 40 * len(STAGE_SHARES)
+    assert isinstance(launching := values["launching these ops at best: share of a round"], Estimate)
+    assert launching.value == pytest.approx(0.28 / 2.0, rel=0.1)
+
+
+# --- what to do next --------------------------------------------------------------------------------------------------
+
+
+def test_gains_follow_amdahl_and_fall(evidence) -> None:
+    run = evidence(cases=make_cases(concurrencies=(1,), **TREES), ceilings=ceilings(read=2e9, matmul=1e13))
+    (group,) = found_in(run).proposals
+    gains = [one.gain.value for one in group if isinstance(one.gain, Estimate)]
+    assert gains == sorted(gains, reverse=True)
+    by_title = {one.title: one for one in group}
+    verify = by_title["verify to its floor"]
+    (basis,) = run.bases.values()
+    running, floor = rounds_part(verify.setting), basis.floor(verify.setting, "verify")
+    assert not isinstance(running, NotMeasured)
+    assert not isinstance(floor, NotMeasured)
+    share = 0.99 * 0.5 * min(1.0, running.value)
+    assert floor.floor_ms == pytest.approx(0.5)
+    assert isinstance(verify.gain, Estimate)
+    assert verify.gain.value == pytest.approx(1 / (1 - share * (1 - floor.floor_ms / floor.milliseconds)), rel=0.01)
+    assert isinstance(verify.at_most, Estimate)
+    assert verify.at_most.value == pytest.approx(1 / (1 - share), rel=0.01)
+    gap = by_title["no host gap"]
+    assert gap.gain == gap.at_most
+
+
+def test_a_models_own_work_is_not_ranked_by_its_vanishing(evidence) -> None:
+    run = evidence(cases=make_cases(concurrencies=(1,), **TREES))
+    (group,) = found_in(run).proposals
+    titles = [one.title for one in group]
+    known = [one.title for one in group if isinstance(one.gain, Estimate)]
+    assert titles[: len(known)] == known
+    assert {"a faster verify", "a faster draft", "a faster materialize"} <= set(titles) - set(known)
+    assert known[0] == "longer accepted paths" or known[0].startswith("no ")
+
+
+def test_a_longer_tau_is_proposed_only_where_a_wider_tree_shows_it(evidence) -> None:
+    run = evidence(cases=make_cases(concurrencies=(16,), **TREES))
+    (group,) = found_in(run).proposals
+    (tau,) = (one for one in group if one.title == "longer accepted paths")
+    assert isinstance(tau.at_most, Estimate)
+    single = evidence(cases=make_cases(arms=("chain", "ddtree"), concurrencies=(1,), **SMALL))
+    (group,) = found_in(single).proposals
+    (tau,) = (one for one in group if one.title == "longer accepted paths")
+    assert tau.gain == NotMeasured(not_measured="one node budget: nothing shows what a wider tree would accept")
+
+
+# --- what is missing, what is not to be trusted -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"cases": make_cases(arms=("ar",), concurrencies=(1,), **SMALL)},
+        {"cases": make_cases(arms=("ar", "prompt_lookup"), concurrencies=(4,), **SMALL)},
+        {"cases": make_cases(concurrencies=(1,), **SMALL), "failed": range(5)},
+        {"cases": make_cases(concurrencies=(1,), **SMALL), "incorrect": range(1, 5)},
+        {"cases": make_cases(concurrencies=(1,), **SMALL), "not_run": range(5)},
+        {"cases": ()},
+    ],
+    ids=["ar only", "no drafter", "all failed", "drafts incorrect", "not run", "empty"],
+)
+def test_a_run_that_says_nothing_is_not_made_to(evidence, plan) -> None:
+    found = found_in(evidence(**plan))
+    assert [one.verdict for one in found.answers] == ["not_measured"] * 3
+    assert found.proposals == ()
+    assert all(one.answer and one.missing for one in found.answers)
+
+
+def test_without_an_attributed_pass_speeds_are_answered_and_shares_are_not(evidence) -> None:
+    plain = make_cases(concurrencies=(1,), **LONG)
+    cases = tuple(case.model_copy(update={"capture": CaptureSpec(mode="none")}) for case in plain)
+    run = evidence(cases=cases, ceilings=ceilings())
+    assert [one.verdict for one in found_in(run).answers] == ["not_measured", "yes", "not_measured"]
+    assert any("no attributed pass" in text for text in answer(run, 1).missing)
+
+
+def test_nothing_rests_on_outputs_that_loop(evidence) -> None:
+    """H52."""
+    run = evidence(cases=make_cases(concurrencies=(1,), **TREES))
+    requests = run.frames.requests
+    is_tree = requests["arm"] == "ddtree"
+    looped = [np.full(40, 3) if loops else own for own, loops in zip(requests["tokens"], is_tree, strict=True)]
+    flagged = evidence_of(dataclasses.replace(run.frames, requests=requests.assign(tokens=looped)))
+    found = found_in(flagged)
+    assert answer(flagged, 2).verdict == "not_measured"
+    assert not any("ddtree" in label for one in found.answers for label in one.rests_on)
+
+
+def test_the_same_run_gives_the_same_answers(evidence) -> None:
+    plan = {"cases": make_cases(concurrencies=(1, 4), **TREES), "ceilings": ceilings()}
+    assert found_in(evidence(**plan)).answers == found_in(evidence(**plan)).answers
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        ((), "not_measured"),
+        (("not_measured", "not_measured"), "not_measured"),
+        (("yes", "not_measured"), "yes"),
+        (("yes", "no"), "mixed"),
+        (("yes", "undecided"), "mixed"),
+        (("undecided", "undecided"), "undecided"),
+    ],
+)
+def test_verdicts_are_put_together(verdicts, expected) -> None:
+    assert overall(verdicts) == expected
+
+
+def test_numbers_are_told_with_unit_and_interval() -> None:
+    assert told(Estimate(0.1234, 0.1, 0.15, 9, "share", "clean")) == "12.3 % [10.0, 15.0]"
+    assert told(Estimate(1.5, 1.2, 1.9, 9, "x", "clean")) == "1.50x [1.20, 1.90]"
+    assert told(Estimate(0.5, None, None, 1, "ms", "clean", "exact: none")) == "0.500 ms"
+    assert told(NotMeasured(not_measured="why")) == "not measured (why)"
