@@ -194,7 +194,7 @@ def qualify_command(
       ddbench qualify gate --out baseline.json
       ddbench qualify --from runs/RUN --from runs/OTHER --out baseline.json
     """
-    from ddbench.analysis.baseline import baseline_of_folders, write_baseline
+    from ddbench.analysis.gate.baseline import baseline_of_folders, write_baseline
     from ddbench.report.console import print_report
     from ddbench.report.floors import baseline_report
 
@@ -229,8 +229,8 @@ def gate_command(run: Path, baseline: Path, out: Path | None, annotations: bool,
       ddbench gate runs/RUN --baseline baseline.json --only counters
       ddbench gate runs/RUN --baseline baseline.json --threshold tpot_ms=5 --confirm runs/RUN2
     """
-    from ddbench.analysis.gate import gate_folders
-    from ddbench.analysis.gate_policies import request_of
+    from ddbench.analysis.gate.policies import request_of
+    from ddbench.analysis.gate.result import gate_folders
     from ddbench.harness.store import check_run_folder
     from ddbench.report.console import print_report
     from ddbench.report.gate_files import Places, lines, publish

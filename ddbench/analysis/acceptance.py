@@ -65,9 +65,10 @@ def has_tail_loop(tokens: Sequence[int]) -> bool:
     """True if the output ends in a cycle: its last max(3 p, 16) tokens repeat with some period p <= 16."""
     for period in range(1, MAX_LOOP_PERIOD + 1):
         span = max(3 * period, FEWEST_LOOP_TOKENS)
-        tail = list(tokens[-span:])
-        if len(tail) == span and tail[period:] == tail[:-period]:
-            return True
+        if len(tokens) >= span and tokens[-1] == tokens[-1 - period]:  # most outputs are told by their last token
+            tail = list(tokens[-span:])
+            if tail[period:] == tail[:-period]:
+                return True
     return False
 
 

@@ -97,9 +97,7 @@ def draws(layout: Layout, stream: int = 0) -> Iterator[np.ndarray]:
 
     What `resampled_sums` and `resampled_medians` are about; they need no row numbers and are many times as fast.
     """
-    rows, at_once = np.arange(sum(layout.passes)), _resamples_at_once(layout)
-    for part in _chunks(at_once):
-        yield _drawn(rows, layout, _slots(layout, stream, at_once), part)
+    return _drawn(np.arange(sum(layout.passes)), layout, stream)
 
 
 def resampled_sums(columns: np.ndarray, layout: Layout, stream: int = 0) -> np.ndarray:
@@ -116,38 +114,53 @@ def resampled_sums(columns: np.ndarray, layout: Layout, stream: int = 0) -> np.n
 
 
 def _sums_from(columns: np.ndarray, layout: Layout, width: int) -> np.ndarray:
-    """Sum of `width` rows from each row on: [C, N] -> [C, N]."""
-    windows, places = _windows(columns, layout, width)
-    return windows.sum(axis=2).take(places, axis=1)
+    """Sum of `width` rows from each row on, around the end of its pass: [C, N] -> [C, N]."""
+    circles, places = _circles(layout, width)
+    upto = columns[:, circles]  # sums of `size` values from each place on, doubled until they make `width`
+    total, place, size = np.zeros((len(columns), len(circles) - width + 1)), 0, 1
+    while size <= width:
+        if width & size:
+            total += upto[:, place : place + total.shape[1]]
+            place += size
+        upto = upto[:, :-size] + upto[:, size:]
+        size *= 2
+    return total.take(places, axis=1)
 
 
 def resampled_medians(values: np.ndarray, layout: Layout, stream: int = 0) -> np.ndarray:
     """Median over the rows of every resample: [N] -> [R]."""
+    return np.concatenate([stats.medians(part) for part in _drawn(values, layout, stream)])
+
+
+def _drawn(values: np.ndarray, layout: Layout, stream: int) -> Iterator[np.ndarray]:
+    """The values of the rows of every resample, some resamples at a time: [N] -> [up to R, N]."""
     at_once = _resamples_at_once(layout)
     slots = _slots(layout, stream, at_once)
-    return np.concatenate([stats.medians(_drawn(values, layout, slots, part)) for part in _chunks(at_once)])
-
-
-def _drawn(values: np.ndarray, layout: Layout, slots: Sequence[Slot], part: slice) -> np.ndarray:
-    """The values of the rows that some resamples draw: [N] -> [some R, N]."""
-    columns = []
-    for slot in slots:
-        windows, places = _windows(values, layout, slot.block)
-        blocks = windows[places[slot.starts[:, part].T]]  # [some R, blocks, block]
-        columns.append(blocks.reshape(len(blocks), -1)[:, : slot.length])
-    return np.concatenate(columns, axis=1) if columns else np.zeros((part.stop - part.start, 0), dtype=values.dtype)
+    windows = [_windows(values, layout, slot.block) for slot in slots]
+    for part in _chunks(at_once):
+        columns = [np.zeros((part.stop - part.start, 0), dtype=values.dtype)]
+        for slot, (own, places) in zip(slots, windows, strict=True):
+            blocks = own[places[slot.starts[:, part].T]]  # [some R, blocks, block]
+            columns.append(blocks.reshape(len(blocks), -1)[:, : slot.length])
+        yield np.concatenate(columns, axis=1)
 
 
 def _windows(values: np.ndarray, layout: Layout, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """What stands at each row and after it, around the end of its pass: [.., N] -> a view [.., more than N, width].
+    """What stands at each row and after it, around the end of its pass: a view [.., width], and each row's place in it.
 
-    With it each row's place in the view, which is one so that a long run does not take `width` times its memory.
+    A view, so that a long run does not take `width` times its memory.
     """
+    circles, places = _circles(layout, width)
+    return sliding_window_view(values[circles], width), places
+
+
+def _circles(layout: Layout, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of every pass with `width` - 1 more from its beginning behind its end, and each row's place among them."""
     sizes = [size for size in layout.passes if size]
     firsts = np.cumsum([0, *sizes])
     circles = [first + np.arange(size + width - 1) % size for first, size in zip(firsts, sizes, strict=False)]
     places = np.arange(firsts[-1]) + np.repeat((width - 1) * np.arange(len(sizes)), sizes)
-    return sliding_window_view(values[..., np.concatenate(circles)], width, axis=-1), places
+    return np.concatenate(circles), places
 
 
 def _resamples_at_once(layout: Layout) -> int:

@@ -72,7 +72,7 @@ def tpot_ratio(base: Setting, setting: Setting) -> stats.Summary | NotMeasured:
     blocks = base.blocks & setting.blocks
     if not blocks:
         return missing(f"no interleaved repeat holds both this case and {base.label}")
-    shared = [unit for unit in setting.tpot.units if unit in base.tpot.units]
+    shared = setting.tpot.shared_with(base.tpot)
     over, under = base.tpot.of(blocks, shared), setting.tpot.of(blocks, shared)
     if not shared or over.shape != under.shape:
         return missing(f"no prompt has a time per token both here and in {base.label}")

@@ -138,7 +138,7 @@ def medians(values: np.ndarray) -> np.ndarray:
     count = values.shape[-1]
     middle = count // 2
     parted = np.partition(values, middle, axis=-1)
-    upper = parted[..., middle]
+    upper = parted[..., middle].copy()  # a view would keep everything that was sorted alive
     return upper if count % 2 else (parted[..., :middle].max(axis=-1) + upper) / 2
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,7 @@ from ddbench.analysis.columns import Columns, columns_of, pairs
 from ddbench.analysis.series import Layout, Stratum
 
 MILLISECOND = 1e6  # ns
-Rows = pd.DataFrame | Columns
+Rows: TypeAlias = pd.DataFrame | Columns
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,13 @@ class Table:
     def of(self, blocks: frozenset[int], units: list[str]) -> np.ndarray:
         """The values of some processes and prompts: [some B, some U]."""
         rows = [place for place, block in enumerate(self.blocks) if block in blocks]
-        return self.values[np.ix_(rows, [self.units.index(unit) for unit in units])]
+        columns = {unit: place for place, unit in enumerate(self.units)}
+        return self.values[np.ix_(rows, [columns[unit] for unit in units])]
+
+    def shared_with(self, other: Table) -> list[str]:
+        """The prompts that both have, in this one's order."""
+        theirs = set(other.units)
+        return [unit for unit in self.units if unit in theirs]
 
 
 def by_prompt(requests: Rows, values: np.ndarray) -> Table:
@@ -84,9 +91,10 @@ def rounds_in_order(steps: Rows, passes: Rows) -> Rounds:
     place = own["step"]
     parts = [[rows[np.argsort(place[rows], kind="stable")] for rows in process] for process in _rows(own, passes)]
     order = np.concatenate([np.zeros(0, dtype=np.int64), *(rows for process in parts for rows in process)])
-    names = ("batch_size", "num_emitted", "start_ns", "end_ns")
-    columns = (own[name][order].astype(np.float64) for name in names)
-    return Rounds(*columns, Layout(tuple(tuple(len(rows) for rows in process) for process in parts)))
+    columns = (own[name][order].astype(np.float64) for name in ("batch_size", "num_emitted", "start_ns", "end_ns"))
+    batch_sizes, num_emitted, start_ns, end_ns = columns
+    layout = Layout(tuple(tuple(len(rows) for rows in process) for process in parts))
+    return Rounds(batch_sizes, num_emitted, start_ns, end_ns, layout)
 
 
 def round_costs(rounds: Rounds) -> Stratum:
@@ -148,7 +156,3 @@ def _rows(table: Columns, passes: Rows) -> list[list[np.ndarray]]:
         [np.flatnonzero((cases == numbers.get(case_id, -1)) & (index == number)) for case_id, number, _ in process]
         for process in processes(passes)
     ]
-
-
-def of_pass(table: pd.DataFrame, case_id: str, pass_index: int) -> pd.DataFrame:
-    return table[((table["case_id"] == case_id) & (table["pass_index"] == pass_index)).to_numpy(dtype=bool)]

@@ -1,7 +1,7 @@
 """Repeats of one code for a baseline: a sweep whose blocks are all the same code, finished and without a hole.
 
 Above `sweep.py`. What differs between the blocks of such a run is noise, and its size is what a gate must know; the
-analysis of it is `ddbench.analysis.baseline`.
+analysis of it is `ddbench.analysis.gate.baseline`.
 """
 
 from __future__ import annotations

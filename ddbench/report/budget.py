@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ddbench.analysis.answers import listed, told
-from ddbench.analysis.frontier import FEWEST_BUDGETS, Sweep, steps_of, sweeps_of
+from ddbench.analysis.findings.answers import listed, told
+from ddbench.analysis.findings.compute import Choice, choose
+from ddbench.analysis.findings.frontier import FEWEST_BUDGETS, Sweep, steps_of, sweeps_of
 from ddbench.analysis.metrics import METRICS
-from ddbench.analysis.question_compute import Choice, choose
 from ddbench.analysis.settings import Setting
 from ddbench.analysis.values import Estimate
 from ddbench.records import NotMeasured

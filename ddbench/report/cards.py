@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ddbench import units
 from ddbench.analysis.contests import standing
-from ddbench.analysis.frontier import field_of
+from ddbench.analysis.findings.frontier import field_of
 from ddbench.analysis.metrics import METRICS
 from ddbench.analysis.settings import Setting
 from ddbench.analysis.values import Estimate

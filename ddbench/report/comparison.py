@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddbench import units
-from ddbench.analysis.compare import Comparison, Comparisons, Match
-from ddbench.analysis.diagnosis import Diagnosis, diagnose
+from ddbench.analysis.compare.comparison import Comparison, Comparisons, Match
+from ddbench.analysis.compare.diagnosis import Diagnosis, diagnose
+from ddbench.analysis.compare.judge import ABSOLUTE_FLOORS, REASON_TEXTS, TAU
+from ddbench.analysis.compare.phrases import ratio_text
 from ddbench.analysis.effects import Effect
-from ddbench.analysis.judge import ABSOLUTE_FLOORS, REASON_TEXTS, TAU
 from ddbench.analysis.metrics import METRICS
-from ddbench.analysis.phrases import ratio_text
 from ddbench.records import Manifest, NotMeasured
 from ddbench.report import cells, comparison_tables, plots
 from ddbench.report.document import Figure, Panel, Report, Section, Skipped, Table

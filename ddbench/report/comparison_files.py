@@ -11,11 +11,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ddbench.analysis.baseline import Baseline, read_baseline
-from ddbench.analysis.compare import Comparison, Comparisons, Match, compare_arms, compare_parts, compare_runs
-from ddbench.analysis.diagnosis import Diagnosis, diagnose
+from ddbench.analysis.compare.comparison import (
+    Comparison,
+    Comparisons,
+    Match,
+    compare_arms,
+    compare_parts,
+    compare_runs,
+)
+from ddbench.analysis.compare.diagnosis import Diagnosis, diagnose
+from ddbench.analysis.compare.judge import Floors
 from ddbench.analysis.frames import load_run
-from ddbench.analysis.judge import Floors
+from ddbench.analysis.gate.baseline import Baseline, read_baseline
 from ddbench.errors import UserError, did_you_mean, shown
 from ddbench.records import NotMeasured
 from ddbench.report.build import write_text

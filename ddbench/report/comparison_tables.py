@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddbench import units
-from ddbench.analysis.compare import Comparison, Comparisons, Match
+from ddbench.analysis.compare.comparison import Comparison, Comparisons, Match
+from ddbench.analysis.compare.diagnosis import Diagnosis
+from ddbench.analysis.compare.judge import COMPARED, REASON_TEXTS
+from ddbench.analysis.compare.shifts import Shift
 from ddbench.analysis.counters import counter
-from ddbench.analysis.diagnosis import Diagnosis
 from ddbench.analysis.effects import Effect
-from ddbench.analysis.judge import COMPARED, REASON_TEXTS
 from ddbench.analysis.metrics import METRICS
 from ddbench.analysis.paired import Verdict
-from ddbench.analysis.shifts import Shift
 from ddbench.analysis.values import Value
 from ddbench.records import Environment, Manifest, NotMeasured
 from ddbench.report import cells

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ddbench.analysis.basis import Basis
 from ddbench.analysis.breakdown import Breakdown, breakdown
 from ddbench.analysis.contests import Contest, contest
 from ddbench.analysis.decompose import Decomposition, Shares, decompose, shares_by_setting
-from ddbench.analysis.findings import Findings, findings_of
+from ddbench.analysis.findings.basis import Basis
+from ddbench.analysis.findings.findings import Findings, findings_of
 from ddbench.analysis.frames import RunFrames
 from ddbench.analysis.identities import IdentityRow, check_identities
 from ddbench.analysis.metrics import measure_all

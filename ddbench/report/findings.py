@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddbench import units
-from ddbench.analysis.answers import QUESTIONS, Finding, Number, Verdict, told
-from ddbench.analysis.next_step import Proposal
+from ddbench.analysis.findings.answers import QUESTIONS, Finding, Number, Verdict, told
+from ddbench.analysis.findings.next_step import Proposal
 from ddbench.analysis.values import Estimate
 from ddbench.records import NotMeasured
 from ddbench.report import cells

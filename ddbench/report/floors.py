@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddbench.analysis.baseline import Baseline, Shape
+from ddbench.analysis.gate.baseline import Baseline, Shape
+from ddbench.analysis.gate.noise import TRIPWIRE
 from ddbench.analysis.metrics import METRICS
-from ddbench.analysis.noise import TRIPWIRE
 from ddbench.records import NotMeasured
 from ddbench.report.cells import text_cell, text_columns, with_notes
 from ddbench.report.document import Cell, Column, Report, Section, Table

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddbench.analysis.gate_rows import GateResult
+from ddbench.analysis.gate.rows import GateResult
 from ddbench.report.gate_report import attention_lines, gate_report, lean
 from ddbench.report.github import annotation_lines, comment_text, summary_text
 from ddbench.report.html import render_html

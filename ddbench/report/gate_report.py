@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ddbench import units
-from ddbench.analysis.gate_rows import MEANINGS, GateResult, Row, Scalar, Timing, Verdict
+from ddbench.analysis.gate.rows import MEANINGS, GateResult, Row, Scalar, Timing, Verdict
 from ddbench.analysis.values import Unit
 from ddbench.records import NotMeasured
 from ddbench.report.cells import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddbench.analysis.gate_rows import GateResult
+from ddbench.analysis.gate.rows import GateResult
 from ddbench.report.gate_report import row_line, rows_by_shape
 
 SUMMARY_BYTES = 1024 * 1024 - 1  # of one step, whoever wrote it

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
-from ddbench.analysis.gate_rows import GateResult, Kind, Row
+from ddbench.analysis.gate.rows import GateResult, Kind, Row
 from ddbench.report.gate_report import row_line, rows_by_shape
 
 _NOT_XML = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")

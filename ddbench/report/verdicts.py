@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ddbench import units
-from ddbench.analysis.basis import has_drafter
 from ddbench.analysis.contests import Contest, Standing, standing
+from ddbench.analysis.findings.basis import has_drafter
 from ddbench.analysis.settings import Setting
 from ddbench.analysis.values import Estimate, Value
 from ddbench.records import NotMeasured

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from ddbench.analysis.baseline import read_baseline
 from ddbench.analysis.effects import FEWEST_BLOCKS
+from ddbench.analysis.gate.baseline import read_baseline
 from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases
 from ddbench.cli import main
 from ddbench.errors import DdbenchError, UserError

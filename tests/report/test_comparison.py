@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from ddbench.analysis.compare import compare_runs
+from ddbench.analysis.compare.comparison import compare_runs
 from ddbench.analysis.frames import load_run
 from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases
 from ddbench.cli import main

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from junitparser import JUnitXml
 
-from ddbench.analysis.baseline import baseline_of_folders, write_baseline
-from ddbench.analysis.gate_rows import EXIT_CODES, GateResult, Row, Timing, Verdict
+from ddbench.analysis.gate.baseline import baseline_of_folders, write_baseline
+from ddbench.analysis.gate.rows import EXIT_CODES, GateResult, Row, Timing, Verdict
 from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases
 from ddbench.cli import main
 from ddbench.records import NotMeasured

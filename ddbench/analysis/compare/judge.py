@@ -14,11 +14,12 @@ from typing import Literal
 
 import numpy as np
 
-from ddbench.analysis import blocks, exact, paired
-from ddbench.analysis.baseline import shape_key
-from ddbench.analysis.comparability import Reason, throttled_blocks
+from ddbench.analysis import blocks, paired
+from ddbench.analysis.compare import exact
+from ddbench.analysis.compare.comparability import Reason, throttled_blocks
+from ddbench.analysis.compare.matching import Couple
 from ddbench.analysis.effects import Effect, Pair
-from ddbench.analysis.matching import Couple
+from ddbench.analysis.gate.baseline import shape_key
 from ddbench.analysis.metrics import METRICS, Metric
 from ddbench.analysis.paired import Cell, Decision, Limits, Verdict
 from ddbench.analysis.settings import Setting

@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddbench.analysis import contests
-from ddbench.analysis.answers import (
+from ddbench.analysis.contests import Contest
+from ddbench.analysis.counters import counters_of
+from ddbench.analysis.decompose import HOST_GAP, PARTS, Shares
+from ddbench.analysis.findings.answers import (
     Finding,
     Number,
     Part,
@@ -23,10 +26,7 @@ from ddbench.analysis.answers import (
     reasons,
     told,
 )
-from ddbench.analysis.basis import Basis
-from ddbench.analysis.contests import Contest
-from ddbench.analysis.counters import counters_of
-from ddbench.analysis.decompose import HOST_GAP, PARTS, Shares
+from ddbench.analysis.findings.basis import Basis
 from ddbench.analysis.roofline import Machine
 from ddbench.analysis.settings import Setting
 from ddbench.analysis.values import Estimate, Value, missing

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddbench.analysis import stats
-from ddbench.analysis.answers import (
+from ddbench.analysis.decompose import PARTS, Shares
+from ddbench.analysis.findings.answers import (
     Finding,
     Number,
     Part,
@@ -27,8 +28,7 @@ from ddbench.analysis.answers import (
     reasons,
     told,
 )
-from ddbench.analysis.basis import Basis, has_drafter
-from ddbench.analysis.decompose import PARTS, Shares
+from ddbench.analysis.findings.basis import Basis, has_drafter
 from ddbench.analysis.roofline import StageFloor
 from ddbench.analysis.settings import Setting
 from ddbench.analysis.values import Estimate, Value, missing

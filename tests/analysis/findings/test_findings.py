@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddbench.analysis.answers import Finding, overall, told
 from ddbench.analysis.decompose import rounds_part
-from ddbench.analysis.findings import Findings
+from ddbench.analysis.findings.answers import Finding, overall, told
+from ddbench.analysis.findings.bandwidth import Marginal, marginal
+from ddbench.analysis.findings.findings import Findings
 from ddbench.analysis.frames import load_run
-from ddbench.analysis.question_bandwidth import Marginal, marginal
 from ddbench.analysis.synthetic import STAGE_SHARES, SyntheticPlan, build_run, make_cases
 from ddbench.analysis.values import Estimate
 from ddbench.records import Ceilings, CeilingSample, NotMeasured, SkippedCase

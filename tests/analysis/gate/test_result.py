@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ddbench.analysis.baseline import Baseline, baseline_of_folders, write_baseline
-from ddbench.analysis.gate import gate, gate_folders
-from ddbench.analysis.gate_policies import POLICIES, Request, policies_of, request_of
-from ddbench.analysis.gate_rows import EXIT_CODES, PRECEDENCE, GateResult, Row, Verdict
+from ddbench.analysis.gate.baseline import Baseline, baseline_of_folders, write_baseline
+from ddbench.analysis.gate.noise import Floor
+from ddbench.analysis.gate.policies import POLICIES, Request, policies_of, request_of
+from ddbench.analysis.gate.result import gate, gate_folders
+from ddbench.analysis.gate.rows import EXIT_CODES, PRECEDENCE, GateResult, Row, Verdict
 from ddbench.analysis.metrics import METRICS
-from ddbench.analysis.noise import Floor
 from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases
 from ddbench.errors import UserError
 from ddbench.records import NotMeasured

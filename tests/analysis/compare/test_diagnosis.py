@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from ddbench.analysis import synthetic
-from ddbench.analysis.compare import Comparisons, compare_arms, compare_runs
-from ddbench.analysis.diagnosis import Diagnosis, diagnose, work_changes
-from ddbench.analysis.exact import CounterChange
+from ddbench.analysis.compare.comparison import Comparisons, compare_arms, compare_runs
+from ddbench.analysis.compare.diagnosis import Diagnosis, diagnose, work_changes
+from ddbench.analysis.compare.exact import CounterChange
+from ddbench.analysis.compare.shifts import depth_shift, prefill_us, round_shift
 from ddbench.analysis.frames import load_run
-from ddbench.analysis.shifts import depth_shift, prefill_us, round_shift
 from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases
 
 ARMS = ("ar", "chain", "ddtree")

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddbench.analysis import speed
-from ddbench.analysis.answers import computed, named
-from ddbench.analysis.basis import Basis
 from ddbench.analysis.decompose import HOST_GAP, rounds_part
+from ddbench.analysis.findings.answers import computed, named
+from ddbench.analysis.findings.basis import Basis
 from ddbench.analysis.roofline import StageFloor
 from ddbench.analysis.settings import Setting
 from ddbench.analysis.stats import Summary

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddbench.analysis.comparability import throttled_blocks
+from ddbench.analysis.compare.comparability import throttled_blocks
 from ddbench.analysis.counters import counters_of
 from ddbench.analysis.metrics import METRICS
 from ddbench.analysis.settings import Setting

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddbench.analysis.baseline import (
+from ddbench.analysis.effects import FEWEST_BLOCKS
+from ddbench.analysis.frames import load_run
+from ddbench.analysis.gate.baseline import (
     Baseline,
     baseline_of,
     baseline_of_folders,
@@ -22,9 +24,7 @@ from ddbench.analysis.baseline import (
     shape_key,
     write_baseline,
 )
-from ddbench.analysis.effects import FEWEST_BLOCKS
-from ddbench.analysis.frames import load_run
-from ddbench.analysis.noise import Floor, noise_floor
+from ddbench.analysis.gate.noise import Floor, noise_floor
 from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases, synthetic_environment
 from ddbench.errors import DdbenchError, SchemaError, UserError
 from ddbench.records import NotMeasured

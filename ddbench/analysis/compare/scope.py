@@ -12,8 +12,8 @@ from typing import Literal
 
 from ddbench import units
 from ddbench.analysis import speed
-from ddbench.analysis.compare import Comparisons, Match
-from ddbench.analysis.phrases import listed, ratio_text
+from ddbench.analysis.compare.comparison import Comparisons, Match
+from ddbench.analysis.compare.phrases import listed, ratio_text
 from ddbench.records import NotMeasured
 
 CONTROL = "ar"

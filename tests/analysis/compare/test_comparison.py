@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ddbench.analysis.baseline import shape_key
-from ddbench.analysis.compare import Comparisons, compare_arms, compare_parts, compare_runs
+from ddbench.analysis.compare.comparison import Comparisons, compare_arms, compare_parts, compare_runs
 from ddbench.analysis.frames import load_run
+from ddbench.analysis.gate.baseline import shape_key
 from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases
 from ddbench.errors import UserError
 

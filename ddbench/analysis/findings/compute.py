@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddbench.analysis import contests, frontier
-from ddbench.analysis.answers import (
+from ddbench.analysis import contests
+from ddbench.analysis.contests import Contest
+from ddbench.analysis.decompose import Decomposition, decompose
+from ddbench.analysis.findings import frontier
+from ddbench.analysis.findings.answers import (
     Finding,
     Number,
     Part,
@@ -24,10 +27,8 @@ from ddbench.analysis.answers import (
     reasons,
     told,
 )
-from ddbench.analysis.basis import Basis
-from ddbench.analysis.contests import Contest
-from ddbench.analysis.decompose import Decomposition, decompose
-from ddbench.analysis.frontier import Field, Sweep
+from ddbench.analysis.findings.basis import Basis
+from ddbench.analysis.findings.frontier import Field, Sweep
 from ddbench.analysis.settings import Setting
 from ddbench.analysis.values import Estimate, Value, missing
 from ddbench.engine.stages import Stage

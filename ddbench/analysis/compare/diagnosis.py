@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ddbench import units
-from ddbench.analysis import scope, shifts
-from ddbench.analysis.compare import Comparisons, Match
+from ddbench.analysis.compare import scope, shifts
+from ddbench.analysis.compare.comparison import Comparisons, Match
+from ddbench.analysis.compare.exact import CounterChange
+from ddbench.analysis.compare.judge import COST, REASON_TEXTS, TAU
+from ddbench.analysis.compare.phrases import listed, moved, value_text
+from ddbench.analysis.compare.shifts import HOST_GAP, RoundShift, Shift
 from ddbench.analysis.effects import Effect
-from ddbench.analysis.exact import CounterChange
-from ddbench.analysis.judge import COST, REASON_TEXTS, TAU
 from ddbench.analysis.paired import Verdict
-from ddbench.analysis.phrases import listed, moved, value_text
-from ddbench.analysis.shifts import HOST_GAP, RoundShift, Shift
 
 Cause = Literal["cost", "tau", "both", "prefill", "none", "open"]
 MAX_COUNTERS = 3

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddbench.analysis.answers import Finding
-from ddbench.analysis.basis import Basis
-from ddbench.analysis.next_step import Proposal, proposals
-from ddbench.analysis.question_bandwidth import bandwidth
-from ddbench.analysis.question_compute import compute
-from ddbench.analysis.question_launch import launch
+from ddbench.analysis.findings.answers import Finding
+from ddbench.analysis.findings.bandwidth import bandwidth
+from ddbench.analysis.findings.basis import Basis
+from ddbench.analysis.findings.compute import compute
+from ddbench.analysis.findings.launch import launch
+from ddbench.analysis.findings.next_step import Proposal, proposals
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from typing import Any
 
 from ddbench.analysis.blocks import started_at
 from ddbench.analysis.frames import RunFrames, load_run, setting_key
+from ddbench.analysis.gate.noise import Floor, noise_floor
+from ddbench.analysis.gate.repeats import agreed_counters, agreed_digest, block_values
 from ddbench.analysis.metrics import METRICS
-from ddbench.analysis.noise import Floor, noise_floor
-from ddbench.analysis.repeats import agreed_counters, agreed_digest, block_values
 from ddbench.analysis.settings import Setting, study_of
 from ddbench.errors import DdbenchError, SchemaError, UserError
 from ddbench.records import Environment, NotMeasured, OkResult

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from ddbench.analysis import frontier
+from ddbench.analysis.findings import frontier
+from ddbench.analysis.findings.frontier import Field, Sweep, field_of, steps_of, sweeps_of
 from ddbench.analysis.frames import load_run
-from ddbench.analysis.frontier import Field, Sweep, field_of, steps_of, sweeps_of
 from ddbench.analysis.settings import Study, study_of
 from ddbench.analysis.speed import tpot_ratio
 from ddbench.analysis.stats import Summary

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddbench import units
-from ddbench.analysis.compare import Comparison
+from ddbench.analysis.compare.comparison import Comparison
 from ddbench.analysis.effects import Effect
 from ddbench.analysis.values import Value
 from ddbench.records import NotMeasured

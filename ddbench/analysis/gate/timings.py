@@ -10,11 +10,12 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from ddbench.analysis.baseline import Samples, Shape
 from ddbench.analysis.blocks import started_at
 from ddbench.analysis.effects import Effect, Pair
-from ddbench.analysis.gate_policies import Policy
-from ddbench.analysis.gate_rows import Row, Timing, Verdict
+from ddbench.analysis.gate.baseline import Samples, Shape
+from ddbench.analysis.gate.policies import Policy
+from ddbench.analysis.gate.repeats import block_values
+from ddbench.analysis.gate.rows import Row, Timing, Verdict
 from ddbench.analysis.metrics import METRICS, Metric
 from ddbench.analysis.paired import (
     BELOW_ABSOLUTE_FLOOR,
@@ -35,7 +36,6 @@ from ddbench.analysis.paired import (
     Limits,
     decide,
 )
-from ddbench.analysis.repeats import block_values
 from ddbench.analysis.settings import Setting
 from ddbench.records import NotMeasured
 

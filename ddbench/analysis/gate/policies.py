@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ddbench.analysis.baseline import Baseline
-from ddbench.analysis.gate_rows import Ungated
+from ddbench.analysis.gate.baseline import Baseline
+from ddbench.analysis.gate.rows import Ungated
 from ddbench.analysis.metrics import METRICS, Metric
 from ddbench.errors import UserError, did_you_mean, shown
 from ddbench.records import NotMeasured

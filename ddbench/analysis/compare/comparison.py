@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from ddbench.analysis import exact, matching
-from ddbench.analysis.comparability import (
+from ddbench.analysis.compare import exact, matching
+from ddbench.analysis.compare.comparability import (
     ALLOWABLE,
     LOST_CODES,
     Reason,
@@ -23,11 +23,11 @@ from ddbench.analysis.comparability import (
     remarks,
     setting_obstacles,
 )
+from ddbench.analysis.compare.exact import CounterChange
+from ddbench.analysis.compare.judge import COMPARED, MIN_EFFECT, Basis, Floors, Judged, Trial, judge
+from ddbench.analysis.compare.matching import Matching, Unmatched
 from ddbench.analysis.effects import Effect
-from ddbench.analysis.exact import CounterChange
 from ddbench.analysis.frames import RunFrames
-from ddbench.analysis.judge import COMPARED, MIN_EFFECT, Basis, Floors, Judged, Trial, judge
-from ddbench.analysis.matching import Matching, Unmatched
 from ddbench.analysis.metrics import METRICS, Metric, evaluate
 from ddbench.analysis.paired import Decision, Verdict
 from ddbench.analysis.settings import Setting, Study, study_of

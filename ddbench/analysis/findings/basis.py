@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ddbench.analysis.decompose import Shares
-from ddbench.analysis.frontier import Sweep, sweeps_of
+from ddbench.analysis.findings.frontier import Sweep, sweeps_of
 from ddbench.analysis.roofline import Machine, StageFloor, machine_of
 from ddbench.analysis.settings import Setting, Study
 from ddbench.analysis.values import Estimate, Value, missing

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from ddbench.analysis.baseline import (
+from ddbench.analysis.compare.comparability import BUSY_HOST, host_load
+from ddbench.analysis.frames import RunFrames, load_run
+from ddbench.analysis.gate.baseline import (
     Baseline,
     Shape,
     differences,
@@ -21,13 +23,11 @@ from ddbench.analysis.baseline import (
     shape_key,
     shapes_of,
 )
-from ddbench.analysis.comparability import BUSY_HOST, host_load
-from ddbench.analysis.frames import RunFrames, load_run
-from ddbench.analysis.gate_counters import UPDATE, counter_rows, incomparable_row, other_weights, why_not_comparable
-from ddbench.analysis.gate_policies import Request, check_thresholds, policies_of, ungated
-from ddbench.analysis.gate_rows import EXIT_CODES, Difference, GateResult, Row
-from ddbench.analysis.gate_timings import Entry, timing_rows
-from ddbench.analysis.noise import TRIPWIRE
+from ddbench.analysis.gate.counters import UPDATE, counter_rows, incomparable_row, other_weights, why_not_comparable
+from ddbench.analysis.gate.noise import TRIPWIRE
+from ddbench.analysis.gate.policies import Request, check_thresholds, policies_of, ungated
+from ddbench.analysis.gate.rows import EXIT_CODES, Difference, GateResult, Row
+from ddbench.analysis.gate.timings import Entry, timing_rows
 from ddbench.analysis.settings import Setting
 from ddbench.errors import SchemaError, UserError
 from ddbench.records import NotMeasured

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ddbench.analysis.baseline import Baseline, Shape
 from ddbench.analysis.counters import counter
-from ddbench.analysis.gate_rows import Row, Verdict
-from ddbench.analysis.repeats import agreed_counters, agreed_digest
+from ddbench.analysis.gate.baseline import Baseline, Shape
+from ddbench.analysis.gate.repeats import agreed_counters, agreed_digest
+from ddbench.analysis.gate.rows import Row, Verdict
 from ddbench.analysis.settings import Setting
 from ddbench.records import NotMeasured
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddbench.analysis.comparability import Reason
+from ddbench.analysis.compare.comparability import Reason
 from ddbench.analysis.settings import SAME_FOR_SPEEDUP, Setting
 from ddbench.errors import UserError, did_you_mean
 from ddbench.records import Manifest

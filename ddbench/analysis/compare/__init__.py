@@ -1,0 +1,1 @@
+"""Two runs, two arms or two variants: what may be compared, what differs, and what made the difference."""
