@@ -2,7 +2,7 @@
 the command, so that reports can be made where no torch is installed.
 
 Exit codes: 0 fine; 1 a check failed; 2 the request is wrong; 4 nothing was measured, or a case failed or was incorrect;
-130 interrupted, to be resumed; those of a gate are in `analysis/gate_rows.py`. Whatever is meant for the user is one
+130 interrupted, to be resumed; those of a gate are in `analysis/gate/rows.py`. Whatever is meant for the user is one
 line on standard error.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ddbench.harness.plan import Plan
     from ddbench.harness.sweep import Tally
 
-FORMATS = ("html", "md", "console")
+FORMATS = ("html", "md", "console", "summary")
 RUNS = Path("runs")
 FOLDER = Folder()
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -154,7 +154,7 @@ def check_command(only: str | None, device: Any) -> None:
 @main.command("report")
 @click.argument("runs", nargs=-1, required=True, type=FOLDER, metavar="RUN [RUN...]")
 @click.option(
-    "--format", "formats", default="html,md", show_default=True, help="Of html, md, console; comma-separated."
+    "--format", "formats", default="html,md", show_default=True, help="Of html, md, console, summary; comma-separated."
 )
 @click.option("--out", type=FOLDER, help="Folder for the files [the run's own].")
 def report_command(runs: tuple[Path, ...], formats: str, out: Path | None) -> None:
@@ -382,8 +382,6 @@ def _conclude(tally: Tally, path: Path, before: Path | None, has_report: bool) -
 
 
 def _print_and_write_report(path: Path) -> None:
-    from ddbench.report.build import build_report, report_on
-    from ddbench.report.console import print_report
+    from ddbench.report.build import build_report
 
-    print_report(report_on([path]), _console())
-    _name_reports(build_report([path], ("html", "md"), None))
+    _name_reports(build_report([path], ("summary", "html", "md"), None))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ddbench.analysis.metrics import METRICS
 from ddbench.analysis.settings import Setting
@@ -10,6 +10,7 @@ from ddbench.analysis.values import Estimate
 from ddbench.report import cells, decomposition, plots
 from ddbench.report.document import Cell, Column, Figure, Panel, Section, Skipped, Table, Tone
 from ddbench.report.evidence import Evidence
+from ddbench.spec import EngineSpec
 
 ARM_METRICS: tuple[str, ...] = (
     "output_tok_per_s",
@@ -108,8 +109,16 @@ def label_cell(evidence: Evidence, setting: Setting, is_about_time: bool = True)
     if warned:
         flags.append("warned, see Environment")
     tip = " ".join(f"{text}." for text in warned) + " " if warned else ""
-    tip += ", ".join(f"{name}={value}" for name, value in setting.engine.model_dump().items() if value is not None)
+    tip += ", ".join(_unusual(setting.engine))
     return cells.text_cell(evidence.name(setting), tip, "warn" if flags else "plain", ", ".join(flags))
+
+
+def _unusual(engine: EngineSpec) -> Iterator[str]:
+    """The target, and the fields that are not at their defaults: all of them in every label would be half the page."""
+    for name, field in EngineSpec.model_fields.items():
+        value = getattr(engine, name)
+        if name == "target" or value != field.default:
+            yield f"{name}={value}"
 
 
 def _speedups(evidence: Evidence) -> Figure | None:

@@ -87,6 +87,11 @@ def _with_prefix(section: Section, run: str, prefix: str) -> Section:
     return replace(section, tables=tuple(tables))
 
 
+def _print_summary(report: Report, place: Path) -> list[Path]:
+    print_report(report, is_compact=True)
+    return []
+
+
 def _write_html(report: Report, place: Path) -> list[Path]:
     return [
         write_text(place / "report.html", render_html(report)),
@@ -132,4 +137,5 @@ FORMATS: dict[str, Callable[[Report, Path], list[Path]]] = {
     "html": _write_html,
     "md": _write_markdown,
     "console": _print,
+    "summary": _print_summary,
 }

@@ -88,7 +88,7 @@ def test_runs_that_differ_say_in_what(run_of, tmp_path: Path) -> None:
     ]
     (html,) = build_report(runs, ("html",), tmp_path / "out")
     assert "They differ in workload." in html.read_text()
-    assert FORMATS.keys() == {"html", "md", "console"}
+    assert FORMATS.keys() == {"html", "md", "console", "summary"}
 
 
 @pytest.mark.parametrize(
