@@ -46,6 +46,9 @@ class Environment(Record):
         return (self.machine, self.cpu_model, self.device, str(self.driver), str(self.power_cap_w), *libraries)
 
 
+BUSY_HOST = 0.5  # share of all CPU time taken by others from which times are in doubt
+
+
 class LoadSample(Record):
     """The machine's state around a pass: host load, clocks and throttling where they can be read.
 

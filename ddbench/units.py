@@ -1,8 +1,9 @@
-"""Numbers to text: the only formatter of durations, bytes, rates and ratios in the project."""
+"""Numbers and lists to text: the only formatter of durations, bytes, rates and ratios in the project."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 _BYTE_STEPS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _COUNT_STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -82,3 +83,9 @@ def ratio(value: float) -> str:
 def interval(low: float, high: float, digits: int = 3) -> str:
     """A confidence interval: `[1.20, 1.31]`."""
     return f"[{significant(low, digits)}, {significant(high, digits)}]"
+
+
+def listed(items: Sequence[object]) -> str:
+    """`heap, device and chain`."""
+    texts = [str(item) for item in items]
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"

@@ -20,6 +20,7 @@ NGRAM = 4
 REPETITION_LIMIT = 0.3
 MAX_LOOP_PERIOD = 16
 FEWEST_LOOP_TOKENS = 16  # a shorter output is not judged
+DEGENERATE_LIMIT = 0.5  # share of judged outputs that loop from which a setting's speed says nothing
 
 
 def unit_sums(rows: pd.DataFrame, *columns: str) -> tuple[np.ndarray, ...]:

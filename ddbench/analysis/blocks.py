@@ -11,25 +11,19 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from ddbench.analysis.settings import Setting
-from ddbench.analysis.timing import MILLISECOND, by_prompt
+from ddbench.analysis.timing import MILLISECOND, Table
 
 PerBlock = Callable[[Setting], Mapping[int, float]]  # block -> value, in the metric's unit
 
 
 def tpot(setting: Setting) -> dict[int, float]:
     """Median over prompts of milliseconds per token after the first."""
-    table = setting.tpot
-    if not table.units:
-        return {}
-    return dict(zip(table.blocks, np.median(table.values, axis=1).tolist(), strict=True))
+    return _medians(setting.tpot)
 
 
 def ttft(setting: Setting) -> dict[int, float]:
     """Median over prompts of milliseconds from admission to first token."""
-    requests = setting.arrays["requests"]
-    waits = requests["first_token_ns"].astype(np.float64) - requests["admitted_ns"]
-    table = by_prompt(requests, waits / MILLISECOND)
-    return dict(zip(table.blocks, np.median(table.values, axis=1).tolist(), strict=True)) if table.units else {}
+    return _medians(setting.ttft)
 
 
 def round_cost(setting: Setting) -> dict[int, float]:
@@ -50,6 +44,10 @@ def acceptance_length(setting: Setting) -> dict[int, float]:
     """Emitted tokens over rounds."""
     rounds = setting.arrays["rounds"]
     return _ratios(setting, rounds["block"], rounds["num_emitted"].astype(np.float64), np.ones(len(rounds)))
+
+
+def _medians(table: Table) -> dict[int, float]:
+    return dict(zip(table.blocks, np.median(table.values, axis=1).tolist(), strict=True)) if table.units else {}
 
 
 def _ratios(setting: Setting, blocks: np.ndarray, over: np.ndarray, under: np.ndarray) -> dict[int, float]:

@@ -7,11 +7,11 @@ counted pass (`harness/op_counts.py`), and the fewest bytes of each stage, from 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ddbench.records import OkResult
+from ddbench.records import NotMeasured, OkResult
 
 Direction = Literal["lower", "higher", "equal"]
 
@@ -24,7 +24,25 @@ class Counter:
     title: str
     direction: Direction  # which way is better; `equal`: any change is one of behaviour
     meaning: str
+    unit: Literal["count", "bytes", "flop"] = "count"
+    is_work: bool = False  # what a round has to do: more of it explains a dearer round
+    per: str = ""  # the counter that it grows with; set against it, fewer rounds do not pass for less work in each
+    given: tuple[str, ...] = ()  # counters that must be equal before it means the same: the cause has rows of its own
+    why_given: str = ""
 
+
+# What the rounds of a case were: where one of these differs, so does what its typical round holds.
+_ROUNDS = (
+    "num_requests",
+    "num_rounds",
+    "num_steps",
+    "nodes_verified",
+    "tokens_accepted",
+    "tokens_emitted",
+    "identity_paths",
+)
+_OTHER_ROUNDS = "of a typical round, and the rounds themselves are others"
+_OTHER_COUNT = "summed over the counted rounds, of which there are not as many"
 
 COUNTERS: dict[str, Counter] = {
     counter.name: counter
@@ -32,16 +50,74 @@ COUNTERS: dict[str, Counter] = {
         Counter("num_requests", "Requests", "equal", "requests of a clean pass"),
         Counter("tokens_emitted", "Tokens emitted", "equal", "output tokens of a clean pass, first tokens included"),
         Counter("tokens_repeated", "Tokens repeated", "equal", "emitted tokens that complete a 4-gram seen before"),
-        Counter("tokens_accepted", "Tokens accepted", "higher", "drafted tokens accepted, before any cut"),
+        Counter(
+            "tokens_accepted", "Tokens accepted", "higher", "drafted tokens accepted, before any cut", per="num_rounds"
+        ),
         Counter("num_rounds", "Rounds", "lower", "rounds, counted once per request that they serve"),
         Counter("num_steps", "Steps", "lower", "rounds of the whole batch"),
-        Counter("nodes_verified", "Nodes verified", "lower", "drafted tokens that the target looked at"),
-        Counter("identity_paths", "Identity paths", "higher", "rounds whose accepted path moves no cache row"),
-        Counter("counted_steps", "Counted steps", "equal", "rounds of the whole batch in the counted pass"),
-        Counter("torch_ops", "Torch ops", "lower", "ops that the rounds of the counted pass dispatched"),
-        Counter("host_reads", "Host reads", "lower", "times that those rounds read a value back to the host"),
-        Counter("min_bytes", "Fewest bytes", "lower", "fewest bytes of a typical round, from the shapes"),
-        Counter("min_flops", "Flops", "lower", "flops of a typical round, from the shapes"),
+        Counter(
+            "nodes_verified",
+            "Nodes verified",
+            "lower",
+            "drafted tokens that the target looked at",
+            is_work=True,
+            per="num_rounds",
+        ),
+        Counter(
+            "identity_paths",
+            "Identity paths",
+            "higher",
+            "rounds whose accepted path moves no cache row",
+            per="num_rounds",
+        ),
+        Counter(
+            "counted_steps",
+            "Counted steps",
+            "equal",
+            "rounds of the whole batch in the counted pass",
+            given=_ROUNDS,
+            why_given="follows from the rounds, which are others",
+        ),
+        Counter(
+            "torch_ops",
+            "Torch ops",
+            "lower",
+            "ops that the rounds of the counted pass dispatched",
+            is_work=True,
+            per="counted_steps",
+            given=("counted_steps",),
+            why_given=_OTHER_COUNT,
+        ),
+        Counter(
+            "host_reads",
+            "Host reads",
+            "lower",
+            "times that those rounds read a value back to the host",
+            is_work=True,
+            per="counted_steps",
+            given=("counted_steps",),
+            why_given=_OTHER_COUNT,
+        ),
+        Counter(
+            "min_bytes",
+            "Fewest bytes",
+            "lower",
+            "fewest bytes of a typical round, from the shapes",
+            unit="bytes",
+            is_work=True,
+            given=_ROUNDS,
+            why_given=_OTHER_ROUNDS,
+        ),
+        Counter(
+            "min_flops",
+            "Flops",
+            "lower",
+            "flops of a typical round, from the shapes",
+            unit="flop",
+            is_work=True,
+            given=_ROUNDS,
+            why_given=_OTHER_ROUNDS,
+        ),
     )
 }
 
@@ -59,3 +135,17 @@ def counters_of(result: OkResult) -> Mapping[str, int]:
         found[f"min_bytes.{cost.stage}"] = cost.num_bytes
         found[f"min_flops.{cost.stage}"] = cost.num_flops
     return found
+
+
+def agreed_counters(results: Sequence[OkResult]) -> dict[str, int | NotMeasured]:
+    """Counters that every repeat gives alike; one that differs, or is not there every time, is no exact number."""
+    found = [counters_of(result) for result in results]
+    names = sorted({name for counters in found for name in counters})
+    return {name: _agreed([counters.get(name) for counters in found]) for name in names}
+
+
+def _agreed(values: Sequence[int | None]) -> int | NotMeasured:
+    if len(set(values)) == 1 and values[0] is not None:
+        return values[0]
+    shown = ", ".join(sorted({"absent" if value is None else str(value) for value in values}))
+    return NotMeasured(not_measured=f"differs between repeats of the same code: {shown}")

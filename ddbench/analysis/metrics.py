@@ -31,7 +31,15 @@ class Metric:
     needs_draft: bool = False  # has no meaning in an arm that drafts nothing
     counted: Counted = "prompts"  # what n counts and the interval resamples
     per_block: blocks.PerBlock | None = None  # where it can be compared in pairs: its value in every interleaved repeat
+    absolute_floor: float = 0.0  # in its unit: a comparison lets no smaller difference count
 
+    @property
+    def is_comparable(self) -> bool:
+        """Repeats of two sides can be paired, and one of two values is better: comparisons, baselines and gates do."""
+        return self.per_block is not None and self.direction != "neither"
+
+
+HOST_TRIP_MS = 0.02  # what one more host round trip costs a round or a token
 
 METRICS: dict[str, Metric] = {
     metric.name: metric
@@ -59,6 +67,7 @@ METRICS: dict[str, Metric] = {
             ("requests",),
             speed.tpot,
             per_block=blocks.tpot,
+            absolute_floor=HOST_TRIP_MS,
         ),
         Metric(
             "ttft_ms",
@@ -70,6 +79,7 @@ METRICS: dict[str, Metric] = {
             ("requests",),
             speed.ttft,
             per_block=blocks.ttft,
+            absolute_floor=0.05,  # a prefill is several launches long
         ),
         Metric(
             "round_ms",
@@ -93,6 +103,7 @@ METRICS: dict[str, Metric] = {
             speed.round_cost,
             counted="rounds",
             per_block=blocks.round_cost,
+            absolute_floor=HOST_TRIP_MS,
         ),
         Metric(
             "acceptance_length",

@@ -189,12 +189,13 @@ def _rates(hot: float, cold: float, matmul: float, op_ns: float) -> Rates:
 
 def drifts(ceilings: Ceilings) -> tuple[Drift, ...]:
     """Ceilings that were measured before and after the cases."""
-    before = {_identity(sample): sample for sample in ceilings.samples if sample.when == "before"}
-    after = {_identity(sample): sample for sample in ceilings.samples if sample.when == "after"}
+    before = {identity(sample): sample for sample in ceilings.samples if sample.when == "before"}
+    after = {identity(sample): sample for sample in ceilings.samples if sample.when == "after"}
     return tuple(Drift(before[key], after[key]) for key in before if key in after)
 
 
-def _identity(sample: CeilingSample) -> tuple[str, str, str, int]:
+def identity(sample: CeilingSample) -> tuple[str, str, str, int]:
+    """Which ceiling it is a sample of, whenever it was taken."""
     return (sample.kind, sample.cache, sample.dtype, sample.num_threads)
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 from ddbench.analysis.columns import Columns, Whole, pairs
 from ddbench.analysis.frames import RunFrames, without_context
 from ddbench.analysis.series import Stratum
-from ddbench.analysis.timing import Rounds, Table, round_costs, rounds_in_order, tpot_by_prompt
+from ddbench.analysis.timing import Rounds, Table, round_costs, rounds_in_order, tpot_by_prompt, ttft_by_prompt
 from ddbench.records import NotMeasured, OkResult
 from ddbench.spec import ARMS, UNUSED, EngineSpec, WorkloadSpec
 
@@ -66,6 +66,11 @@ class Setting:
     def tpot(self) -> Table:
         """Milliseconds per token by process and prompt."""
         return tpot_by_prompt(self.arrays["requests"])
+
+    @cached_property
+    def ttft(self) -> Table:
+        """Milliseconds from admission to first token by process and prompt."""
+        return ttft_by_prompt(self.arrays["requests"])
 
     @cached_property
     def ordered(self) -> Rounds:

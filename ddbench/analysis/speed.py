@@ -11,7 +11,7 @@ import numpy as np
 
 from ddbench.analysis import acceptance, series, stats
 from ddbench.analysis.settings import Setting, Study
-from ddbench.analysis.timing import MILLISECOND, by_prompt, events
+from ddbench.analysis.timing import events
 from ddbench.analysis.values import Compute, missing
 from ddbench.records import NotMeasured
 
@@ -25,10 +25,7 @@ def tpot(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
 
 
 def ttft(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
-    requests = setting.arrays["requests"]
-    waits = requests["first_token_ns"].astype(np.float64) - requests["admitted_ns"]
-    table = by_prompt(requests, waits / MILLISECOND)
-    return stats.median(table.values) if table.units else missing(NO_SHARED_PROMPT)
+    return stats.median(setting.ttft.values) if setting.ttft.units else missing(NO_SHARED_PROMPT)
 
 
 def output_rate(setting: Setting, study: Study) -> stats.Summary | NotMeasured:

@@ -71,6 +71,13 @@ def tpot_by_prompt(requests: Rows) -> Table:
     return _by_prompt(own["block"][can_tell], own["unit"][can_tell], per_token)
 
 
+def ttft_by_prompt(requests: Rows) -> Table:
+    """Milliseconds from admission to the first token."""
+    own = columns_of(requests)
+    waits = own["first_token_ns"].astype(np.float64) - own["admitted_ns"]
+    return by_prompt(own, waits / MILLISECOND)
+
+
 @dataclass(frozen=True)
 class Rounds:
     """The rounds of every pass one after the other."""

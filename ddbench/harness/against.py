@@ -7,6 +7,7 @@ Both run folders say whom they ran in turns with; `ddbench compare BEFORE AFTER`
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +117,8 @@ def _execute(
     )
     turns = list(_turns(legs))
     display = SweepDisplay(console, [case for run in runs for case in run.manifest.cases], len(turns))
-    with resumable(runs[1]), display, around(runs, bool(turns), console, ceilings):
+    words = f" --against {shlex.quote(str(checkout))}"
+    with resumable(runs[1], words), display, around(runs, bool(turns), console, ceilings):
         for leg, one in turns:
             leg.measure(one, display)
     tally = Tally()

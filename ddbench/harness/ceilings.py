@@ -63,8 +63,25 @@ def _host_seconds(op: Op, num_calls: int = 1) -> float:
     return time.perf_counter() - begin
 
 
+@dataclass(frozen=True, slots=True)
+class Replays:
+    """An op captured many times over; a call gives seconds per op inside the replayed graph, by events of the device.
+
+    Holds the op too: a graph knows addresses only, and the op's tensors must live as long as it is replayed.
+    """
+
+    op: Op
+    graph: Any  # torch.cuda.CUDAGraph
+    num_calls: int
+
+    def __call__(self) -> list[float]:
+        whole = min(_device_seconds(self.graph.replay) for _ in range(2))
+        num_samples = max(FEWEST_SAMPLES, min(MOST_SAMPLES, round(BUDGET_S / whole)))
+        return [_device_seconds(self.graph.replay) / self.num_calls for _ in range(num_samples)]
+
+
 def graph_sampler(op: Op, num_calls: int = 0) -> Sampler:
-    """Captures the op once; then seconds per call inside the replayed graph, by events of the device."""
+    """Captures the op, as many times as fill a sample."""
     once = min(_device_seconds(op) for _ in range(3))
     num_calls = num_calls or max(1, min(50, round(SAMPLE_S / max(once, 1e-6))))
     torch.cuda.synchronize()
@@ -72,13 +89,7 @@ def graph_sampler(op: Op, num_calls: int = 0) -> Sampler:
     with torch.cuda.graph(graph):
         for _ in range(num_calls):
             op()
-
-    def samples() -> list[float]:
-        whole = min(_device_seconds(graph.replay) for _ in range(2))
-        num_samples = max(FEWEST_SAMPLES, min(MOST_SAMPLES, round(BUDGET_S / whole)))
-        return [_device_seconds(graph.replay) / num_calls for _ in range(num_samples)]
-
-    return samples
+    return Replays(op, graph, num_calls)
 
 
 def _device_seconds(op: Op) -> float:

@@ -25,8 +25,8 @@ class SweepInterrupted(DdbenchError):
 
 
 @contextmanager
-def resumable(run: RunFolder) -> Iterator[None]:
-    """Turn a signal or an OSError within into one line that says how to go on.
+def resumable(run: RunFolder, words: str = "") -> Iterator[None]:
+    """Turn a signal or an OSError within into one line that says how to go on; `words` are what that takes besides.
 
     The first signal counts. From then on the process is about to end, in seconds at most, and signals are ignored: they
     would only disturb the tidying up.
@@ -45,9 +45,9 @@ def resumable(run: RunFolder) -> Iterator[None]:
         yield
     except KeyboardInterrupt as error:
         mine.clear()
-        raise SweepInterrupted(f"interrupted; {_kept(run)}") from error
+        raise SweepInterrupted(f"interrupted; {_kept(run)}{words}") from error
     except OSError as error:
-        raise DdbenchError(f"the sweep cannot go on ({error.strerror or error}); {_kept(run)}") from error
+        raise DdbenchError(f"the sweep cannot go on ({error.strerror or error}); {_kept(run)}{words}") from error
     finally:
         for number in mine:
             signal.signal(number, before[number])

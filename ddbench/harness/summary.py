@@ -20,10 +20,9 @@ from ddbench.errors import DdbenchError
 from ddbench.harness.costs import stage_costs
 from ddbench.harness.observe import PassRows, count, typical_round
 from ddbench.models.weights import Models
-from ddbench.records import ModelCard, PassSummary, StageCost
+from ddbench.records import BUSY_HOST, ModelCard, PassSummary, StageCost
 from ddbench.spec import PART_FIELDS, UNUSED, Case, EngineSpec
 
-BUSY_HOST = 0.5  # share of all CPU time taken by others from which a warning is due
 REPETITIVE = 0.5  # share of repeated 4-grams from which an output counts as degenerate
 FEW_ROUNDS = 20  # too few to say that a draft never helps
 DRAFTER_DRAFTS = ("dflash", "oracle", "random")  # drafts that run the drafter model

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ddbench.analysis.findings.answers import listed, told
+from ddbench import units
+from ddbench.analysis.findings.answers import told
 from ddbench.analysis.findings.compute import Choice, choose
 from ddbench.analysis.findings.frontier import FEWEST_BUDGETS, Sweep, steps_of, sweeps_of
 from ddbench.analysis.metrics import METRICS
@@ -90,7 +91,9 @@ def _best(evidence: Evidence, sweeps: Sequence[Named]) -> str:
         if isinstance(found.over_chain, Estimate):
             text += f" ({told(found.over_chain)} over the chain)"
         tied = [tree.engine.node_budget for tree in found.tied]
-        texts.append(text + (f", with {listed(tied)} not told from it" if tied else ", told apart from the others"))
+        texts.append(
+            text + (f", with {units.listed(tied)} not told from it" if tied else ", told apart from the others")
+        )
     if not texts:
         return ""
     return (

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
 from ddbench import units
-from ddbench.analysis.roofline import Drift, drifts
+from ddbench.analysis.roofline import Drift, drifts, identity
 from ddbench.records import Ceilings, CeilingSample, NotMeasured
 from ddbench.report import cells
 from ddbench.report.document import Cell, Column, Table
@@ -66,21 +66,14 @@ def ceiling_tables(evidence: Evidence) -> Iterator[Table]:
 
 def _distinct(ceilings: Ceilings) -> Iterator[CeilingSample]:
     """One sample of each ceiling."""
-    seen = set()
+    found: dict[Hashable, CeilingSample] = {}
     for sample in ceilings.samples:
-        key = (sample.kind, sample.cache, sample.dtype, sample.num_threads)
-        if key not in seen:
-            seen.add(key)
-            yield sample
+        found.setdefault(identity(sample), sample)
+    yield from found.values()
 
 
 def _ceiling_row(ceilings: Ceilings, one: CeilingSample) -> tuple[Cell, ...]:
-    same = {
-        sample.when: sample
-        for sample in ceilings.samples
-        if (sample.kind, sample.cache, sample.dtype, sample.num_threads)
-        == (one.kind, one.cache, one.dtype, one.num_threads)
-    }
+    same = {sample.when: sample for sample in ceilings.samples if identity(sample) == identity(one)}
     if len(same) == 2:
         drift = Drift(same["before"], same["after"])
         change = Cell(_change(drift), sort=drift.change, tone="warn" if drift.is_large else "plain")

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from ddbench import units
 from ddbench.analysis.compare.comparison import Comparison, Comparisons, Match
 from ddbench.analysis.compare.diagnosis import Diagnosis, diagnose
-from ddbench.analysis.compare.judge import ABSOLUTE_FLOORS, REASON_TEXTS, TAU
+from ddbench.analysis.compare.judge import COMPARED, REASON_TEXTS, TAU
 from ddbench.analysis.compare.phrases import ratio_text
 from ddbench.analysis.effects import Effect
-from ddbench.analysis.metrics import METRICS
+from ddbench.analysis.metrics import METRICS, Metric
 from ddbench.records import Manifest, NotMeasured
 from ddbench.report import cells, comparison_tables, plots
 from ddbench.report.document import Figure, Panel, Report, Section, Skipped, Table
@@ -81,10 +81,7 @@ def _largest(match: Match) -> str:
 def told(comparison: Comparison) -> str:
     """`TPOT 1.11 -> 1.39 ms (1.25x [1.24, 1.27], 10 pairs)`."""
     metric, effect = comparison.metric, comparison.decision.effect
-    sides = [
-        cells.DASH if isinstance(value, NotMeasured) else units.significant(value.value)
-        for value in (comparison.a, comparison.b)
-    ]
+    sides = [comparison_tables.value_text(value) for value in (comparison.a, comparison.b)]
     pairs = "" if isinstance(effect, NotMeasured) or comparison.basis == "exact" else f", {effect.n} pairs"
     return f"{metric.title} {sides[0]} -> {sides[1]} {metric.unit} ({ratio_text(comparison)}{pairs})"
 
@@ -117,6 +114,8 @@ def _why_nothing(found: Comparisons) -> Iterator[str]:
 def _notes(found: Comparisons) -> Iterator[str]:
     if found.lost:
         yield f"B did not deliver what A did: {', '.join(found.lost)}."
+    if found.awaited:
+        yield f"Neither side has a result of {', '.join(found.awaited)}: interrupted or going on."
     others = [match for match in found.matches if match.obstacles]
     if others and found.comparable:
         texts = list(dict.fromkeys(reason.text for match in others for reason in match.obstacles))
@@ -189,9 +188,9 @@ def _method(found: Comparisons) -> Section:
             cells.text_cell(METRICS[name].title),
             cells.text_cell(METRICS[name].direction),
             cells.Cell(cells.percent(found.min_effect)),
-            cells.text_cell("that of TPOT, as a rate" if name == "output_tok_per_s" else _floor(name, floor)),
+            cells.text_cell("that of TPOT, as a rate" if name == "output_tok_per_s" else _floor(METRICS[name])),
         )
-        for name, floor in ABSOLUTE_FLOORS.items()
+        for name in COMPARED
     )
     intro = (
         "A pair is one interleaved repeat of both sides; the effect is estimated from the log-ratios of the pairs with "
@@ -205,5 +204,5 @@ def _method(found: Comparisons) -> Section:
     return Section("method", "How verdicts are made", intro, tables=(Table("Limits", columns, rows),))
 
 
-def _floor(name: str, floor: float) -> str:
-    return f"{units.significant(floor)} {METRICS[name].unit}" if floor else "none"
+def _floor(metric: Metric) -> str:
+    return f"{units.significant(metric.absolute_floor)} {metric.unit}" if metric.absolute_floor else "none"

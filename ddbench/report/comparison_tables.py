@@ -51,7 +51,9 @@ def evidence_table(match: Match) -> Table:
         unit = cells.COLUMN_UNITS.get(metric.unit, "")
         rows.append(
             (
-                cells.text_cell(f"{metric.title}, {unit}", f"{metric.name}: {metric.formula}"),
+                cells.text_cell(
+                    f"{metric.title}, {unit}" if unit else metric.title, f"{metric.name}: {metric.formula}"
+                ),
                 cells.value_cell(comparison.a),
                 cells.value_cell(comparison.b),
                 *_ratio_cells(comparison),
@@ -163,7 +165,7 @@ def _match_cell(match: Match, name: str) -> Cell:
     comparison = match.comparisons.get(name)
     if comparison is None:
         return cells.missing_cell("nothing is drafted")
-    one, other = (_value(value) for value in (comparison.a, comparison.b))
+    one, other = (value_text(value) for value in (comparison.a, comparison.b))
     unit = cells.COLUMN_UNITS.get(comparison.metric.unit, "")
     if match.obstacles:
         return Cell(f"{one} / {other}", tip=f"A / B in {unit}: context, not compared", tone="quiet")
@@ -176,7 +178,7 @@ def _match_cell(match: Match, name: str) -> Cell:
     return Cell(f"{units.significant(effect.ratio)}x", detail, tip, effect.ratio, TONES[comparison.verdict])
 
 
-def _value(value: Value) -> str:
+def value_text(value: Value) -> str:
     return cells.DASH if isinstance(value, NotMeasured) else units.significant(value.value)
 
 
@@ -282,7 +284,8 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "Run", manifest.run_id
     yield "Started", manifest.created_at
     yield "Code digest", place.code_digest[:16]
-    yield "Commit", _known(place.commit)[:12] + (" with uncommitted changes" if place.is_dirty is True else "")
+    commit = place.commit if isinstance(place.commit, NotMeasured) else place.commit[:12]
+    yield "Commit", _known(commit) + (" with uncommitted changes" if place.is_dirty is True else "")
     yield "ddbench", f"{manifest.ddbench_version}, {place.parts_origin}"
     yield "Device", place.device
     yield "Driver", _known(place.driver)

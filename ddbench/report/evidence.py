@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from ddbench.analysis.acceptance import DEGENERATE_LIMIT
 from ddbench.analysis.breakdown import Breakdown, breakdown
+from ddbench.analysis.conditions import host_loads
 from ddbench.analysis.contests import Contest, contest
 from ddbench.analysis.decompose import Decomposition, Shares, decompose, shares_by_setting
 from ddbench.analysis.findings.basis import Basis
@@ -19,11 +21,9 @@ from ddbench.analysis.roofline import Roofline, roofline_of
 from ddbench.analysis.settings import Setting, Study, study_of
 from ddbench.analysis.values import Estimate, Value
 from ddbench.analysis.variants import Variant, variants_of
-from ddbench.records import Manifest, NotMeasured, OkResult
+from ddbench.records import BUSY_HOST, Manifest, NotMeasured, OkResult
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
-BUSY_HOST = 0.5  # share of all CPU time taken by others from which times are in doubt
-DEGENERATE_LIMIT = 0.5  # a setting of whose outputs at least this share loops is never called best
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +181,8 @@ class Evidence:
     def is_busy(self, run: str) -> bool:
         """Other processes took much of the machine around the clean pass of at least half of the measured cases."""
         results = [result for key, result in self.frames.results.items() if key[0] == run]
-        shares = [_highest_load(result) for result in results if isinstance(result, OkResult)]
-        return bool(shares) and 2 * sum(share > BUSY_HOST for share in shares) >= len(shares)
+        loads = [max(host_loads(result), default=0.0) for result in results if isinstance(result, OkResult)]
+        return bool(loads) and 2 * sum(load > BUSY_HOST for load in loads) >= len(loads)  # nothing known: not busy
 
     def own_warnings(self, setting: Setting) -> tuple[str, ...]:
         """Warnings of the setting's cases that most of the other cases do not share."""
@@ -191,13 +191,6 @@ class Evidence:
 
     def may_be_best(self, setting: Setting) -> bool:
         return setting.is_ok and self.is_trusted(setting) and not self.is_degenerate(setting)
-
-
-def _highest_load(result: OkResult) -> float:
-    """Around the clean passes; 0 where it could not be read, since nothing is known against them."""
-    loads = [one.load for one in result.passes if one.pass_name == "clean"]
-    shares = [share for load in loads for share in (load.host_load_before, load.host_load_after)]
-    return max((share for share in shares if isinstance(share, float)), default=0.0)
 
 
 def evidence_of(frames: RunFrames) -> Evidence:

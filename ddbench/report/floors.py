@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddbench.analysis.gate.baseline import Baseline, Shape
 from ddbench.analysis.gate.noise import TRIPWIRE
+from ddbench.analysis.gate.policies import EXACT_UNITS
 from ddbench.analysis.metrics import METRICS
 from ddbench.records import NotMeasured
 from ddbench.report.cells import text_cell, text_columns, with_notes
@@ -13,7 +14,7 @@ from ddbench.report.gate_report import floor_cell
 
 def baseline_report(baseline: Baseline) -> Report:
     """What has just been qualified."""
-    timed = [name for name, metric in METRICS.items() if metric.unit in ("ms", "tok/s")]
+    timed = [name for name, metric in METRICS.items() if metric.unit not in EXACT_UNITS]
     metrics = [name for name in timed if any(name in shape.metrics for shape in baseline.shapes)]
     columns = (*text_columns("Shape"), *(Column(METRICS[name].title, tip=name) for name in metrics))
     rows = tuple((text_cell(shape.label), *(_noise_cell(shape, name) for name in metrics)) for shape in baseline.shapes)

@@ -71,7 +71,9 @@ def lines(result: GateResult, published: Published, has_annotations: bool) -> li
     found += annotation_lines(result) if has_annotations else ()
     found += [f"gate: {file}" for file in published.files]
     found += [f"cannot be written: {fault}" for fault in published.faults]
-    return [*found, result.headline]
+    code = published.exit_code(result)
+    last = "" if code == result.exit_code else f"; exit {code}: not every file could be written"
+    return [*found, result.headline + last]
 
 
 def gate_json(result: GateResult) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
-from ddbench.analysis.gate.rows import GateResult, Kind, Row
+from ddbench.analysis.gate.rows import PRECEDENCE, GateResult, Kind, Row
 from ddbench.report.gate_report import row_line, rows_by_shape
 
 _NOT_XML = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
@@ -60,9 +60,8 @@ def _case(shape: str, name: str, rows: Sequence[Row], result: GateResult) -> Tes
 
 def _weight(row: Row, result: GateResult) -> tuple[int, int]:
     """The worst row speaks for its case; one that is merely shown speaks only where all others are."""
-    code = result.code_of(row)
     passes = {"not_gated": 0, "same": 1, "improved": 2}
-    return ((0, 5, 4, 3, 2, 1).index(code) if code else 0, passes.get(row.verdict, 3))
+    return (-PRECEDENCE.index(result.code_of(row)), passes.get(row.verdict, 3))
 
 
 def _clean(text: str) -> str:

@@ -30,7 +30,7 @@ Found = Sequence[tuple[Setting, Roofline | NotMeasured]]
 
 def roofline(evidence: Evidence) -> Section | Skipped:
     """Distances per concurrency, the drawing, and the ceilings themselves."""
-    found = [(setting, _roofline(evidence, setting)) for setting in evidence.study.settings]
+    found = [(setting, evidence.rooflines[setting.key]) for setting in evidence.study.settings]
     measured = [(setting, value) for setting, value in found if isinstance(value, Roofline)]
     if not measured:
         reasons = dict.fromkeys(value.not_measured for _, value in found if isinstance(value, NotMeasured))
@@ -44,14 +44,6 @@ def roofline(evidence: Evidence) -> Section | Skipped:
         figures=tuple(_figures(evidence, measured)),
         notes=tuple(_notes(evidence, measured)),
     )
-
-
-def _roofline(evidence: Evidence, setting: Setting) -> Roofline | NotMeasured:
-    return evidence.rooflines[setting.key]
-
-
-def _default_threads(evidence: Evidence, run: str) -> int:
-    return next(manifest.environment.num_threads for manifest in evidence.frames.manifests if manifest.run_id == run)
 
 
 def _intro(evidence: Evidence, measured: Measured) -> Iterator[str]:
@@ -196,7 +188,7 @@ def _figures(evidence: Evidence, measured: Measured) -> Iterator[Figure]:
     groups: dict[tuple[str, int, str, int], list[tuple[Setting, Roofline]]] = {}
     for setting, value in measured:
         engine = setting.engine
-        threads = engine.num_threads or _default_threads(evidence, setting.run)
+        threads = engine.num_threads or evidence.bases[setting.run].default_threads
         if setting in evidence.arms_at(setting.concurrency):
             key = (setting.run, setting.concurrency, engine.dtype, threads)
             groups.setdefault(key, []).append((setting, value))

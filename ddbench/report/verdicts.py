@@ -63,7 +63,7 @@ def _drafter(evidence: Evidence, run: str) -> str:
     lost = [bout.concurrency for bout in bouts if standing(bout.contest.speedup) != "ahead"]
     if not lost:
         return text
-    where = "" if len(lost) == len(bouts) else f" at concurrency {_listed(lost)}"
+    where = "" if len(lost) == len(bouts) else f" at concurrency {units.listed(lost)}"
     return f"{text} A drafter that does not beat it has no headline{where}."
 
 
@@ -105,11 +105,11 @@ def _grouped(
     for key, group in groups.items():
         details = [detail([bout]) for bout in group]
         if len(group) > 1 and (len(set(details)) == 1 or len(group) > MAX_TOLD_APART):
-            places = f"{_listed([bout.concurrency for bout in group])} ({detail(group)})"
+            places = f"{units.listed([bout.concurrency for bout in group])} ({detail(group)})"
         else:
-            places = _joined([f"{bout.concurrency} ({text})" for bout, text in zip(group, details, strict=True)])
+            places = units.listed([f"{bout.concurrency} ({text})" for bout, text in zip(group, details, strict=True)])
         texts.append(f"{words[key]} at {'' if texts else 'concurrency '}{places}")
-    return _joined(texts)
+    return units.listed(texts)
 
 
 def _named(bouts: Sequence[Bout], numbers: str) -> str:
@@ -125,11 +125,3 @@ def _range(values: Sequence[Value]) -> str:
         return "not measured"
     low, high = units.ratio(known[0]), units.ratio(known[-1])
     return low if low == high else f"{low} to {high}"
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return _joined([str(number) for number in numbers])
-
-
-def _joined(texts: Sequence[str]) -> str:
-    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"

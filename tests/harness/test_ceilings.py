@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from rich.console import Console
 from ddbench.harness import bracket, ceilings
 from ddbench.harness.bracket import around, keep, known_ceilings
 from ddbench.harness.caches import LastLevelCache, host_cache
-from ddbench.harness.ceilings import MB, Bench, Candidate, best_spells, measure
+from ddbench.harness.ceilings import MB, Bench, Candidate, Replays, best_spells, measure
 from ddbench.harness.store import RunFolder
 from ddbench.harness.sweep import execute
 from ddbench.records import Ceilings, CeilingSample, NotMeasured
@@ -282,3 +284,16 @@ def test_a_sweep_measures_around_its_cases_if_it_is_told_how(
     assert not (run.path / bracket.FILE).exists()
     execute(run, console, crashing, answering)
     assert amounts(run) == {"before": 1, "after": 2}
+
+
+def test_a_captured_op_keeps_its_tensors() -> None:
+    """A replayed graph reads addresses: tensors that only the op holds must outlive the capture."""
+    class Data:
+        """Stands for a tensor."""
+
+    data = Data()
+    held = weakref.ref(data)
+    sampler = Replays(lambda kept=data: None, graph=object(), num_calls=1)
+    del data
+    gc.collect()
+    assert held() is not None, sampler

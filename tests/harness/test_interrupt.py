@@ -206,6 +206,11 @@ def test_a_full_disk_ends_a_sweep_in_one_line(run: RunFolder) -> None:
     assert caught.value.exit_code == 4
 
 
+def test_how_to_go_on_holds_the_other_checkout_too(run: RunFolder) -> None:
+    with pytest.raises(SweepInterrupted, match=r"--resume \S+ --against before$"), resumable(run, " --against before"):
+        raise KeyboardInterrupt
+
+
 def test_signals_that_were_ignored_stay_so_and_others_come_back(run: RunFolder) -> None:
     """`nohup` means it."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -20,7 +20,7 @@ from ddbench.analysis.gate.rows import EXIT_CODES, GateResult, Row, Timing, Verd
 from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases
 from ddbench.cli import main
 from ddbench.records import NotMeasured
-from ddbench.report.gate_files import Places, gate_json, publish
+from ddbench.report.gate_files import Places, gate_json, lines, publish
 from ddbench.report.gate_report import attention_lines, change, gate_report, lean, row_line
 from ddbench.report.github import (
     COMMENT_BYTES,
@@ -140,6 +140,8 @@ def test_a_place_that_cannot_be_written_fails_unless_a_regression_does(tmp_path:
         assert published.exit_code(result) == code
         assert len(published.faults) == 1
         assert (tmp_path / "out" / "gate.html").exists()
+        last = lines(result, published, has_annotations=False)[-1]  # ends in the exit code that is taken
+        assert last == f"{result.headline}{'' if code == 1 else '; exit 4: not every file could be written'}"
 
 
 def test_github_is_recognised_by_its_environment(base: Path, tmp_path: Path) -> None:
@@ -207,11 +209,11 @@ def test_annotations_are_at_most_ten_of_a_level_and_a_note() -> None:
     """H51."""
     rows = [row(verdict, f"shape {place}") for verdict in ("regression", "undecided") for place in range(25)]
     rows = [row(one.verdict, f"{one.verdict} {one.shape}") for one in rows]
-    lines = annotation_lines(result_of(*rows))
-    assert sum(line.startswith("::error ") for line in lines) == MOST_ANNOTATIONS
-    assert sum(line.startswith("::warning ") for line in lines) == MOST_ANNOTATIONS
-    assert lines[-1] == "::notice title=ddbench gate::30 more are not shown here: see the report"
-    assert lines[0].startswith("::error title=ddbench gate%3A regression shape 0::regression: torch_ops 100 -> 103 (+")
+    shown = annotation_lines(result_of(*rows))
+    assert sum(line.startswith("::error ") for line in shown) == MOST_ANNOTATIONS
+    assert sum(line.startswith("::warning ") for line in shown) == MOST_ANNOTATIONS
+    assert shown[-1] == "::notice title=ddbench gate::30 more are not shown here: see the report"
+    assert shown[0].startswith("::error title=ddbench gate%3A regression shape 0::regression: torch_ops 100 -> 103 (+")
 
 
 def test_what_passes_is_not_annotated() -> None:

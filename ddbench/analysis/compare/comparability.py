@@ -6,17 +6,16 @@ Before any verdict: a number of another machine, another precision or another wo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ddbench import units
-from ddbench.analysis.acceptance import is_degenerate
+from ddbench.analysis.acceptance import DEGENERATE_LIMIT, is_degenerate
+from ddbench.analysis.conditions import host_load, throttled_blocks
 from ddbench.analysis.settings import Setting
-from ddbench.records import Environment, Manifest, NotMeasured, OkResult
+from ddbench.records import BUSY_HOST, Environment, Manifest, NotMeasured
 
-DEGENERATE_LIMIT = 0.5  # share of judged outputs that loop from which a setting's speed says nothing
-BUSY_HOST = 0.5  # share of all CPU time taken by others from which times are in doubt
 LOAD_SHIFT = 0.15  # a difference of host load between the sides that is worth a sentence
 
 # What a user may declare to be the very thing under test (`--allow libraries`); the others never can be.
@@ -42,7 +41,6 @@ FIELD_CODES: dict[str, str] = {
 }
 LOST_CODES: tuple[str, ...] = ("failed", "incorrect", "not_run")  # the side did not deliver what was asked of it
 _NO_MATTER = ("timeout_s",)  # of a capture: it decides whether a case ends, not what it measures
-_STEADY = ("applications clocks setting", "display clock setting")  # clocks as configured, the same all along
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,29 +202,3 @@ def _load_remarks(a: Setting, b: Setting) -> Iterator[Reason]:
         yield Reason("busy_host", f"other processes kept the host busy ({texts[0]} / {texts[1]} of all CPU time)")
     elif abs(loads[1] - loads[0]) > LOAD_SHIFT:
         yield Reason("load_shift", f"host load around the passes was not alike: {texts[0]} / {texts[1]}")
-
-
-def host_load(setting: Setting) -> float | None:
-    """Median over clean passes of the busier of before and after; None where it could not be read."""
-    shares = []
-    for result in setting.results:
-        for one in _clean_loads(result):
-            known = [s for s in (one.host_load_before, one.host_load_after) if isinstance(s, float)]
-            shares += [max(known)] if known else []
-    return sorted(shares)[len(shares) // 2] if shares else None
-
-
-def throttled_blocks(setting: Setting) -> dict[int, tuple[str, ...]]:
-    """Interleaved repeats whose clean passes ran on a throttled device, and what throttled it."""
-    found: dict[int, tuple[str, ...]] = {}
-    for result in setting.results:
-        reasons = [one.throttle_reasons for one in _clean_loads(result)]
-        names = {name for names in reasons if not isinstance(names, NotMeasured) for name in names}
-        names -= set(_STEADY)
-        if names:
-            found[result.case.block] = tuple(sorted(names))
-    return found
-
-
-def _clean_loads(result: OkResult) -> Iterable[Any]:
-    return (summary.load for summary in result.passes if summary.pass_name == "clean")

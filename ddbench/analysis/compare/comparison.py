@@ -151,6 +151,13 @@ class Comparisons:
         return (*failed, *never)
 
     @property
+    def awaited(self) -> tuple[str, ...]:
+        """What both plans hold and neither run has."""
+        return tuple(
+            f"{u.label} c={u.concurrency}" for u in self.unmatched if u.reason.code == "not_run" and u.side == "both"
+        )
+
+    @property
     def verdict(self) -> Verdict:
         """Slower before anything else; undecided as long as something that was asked for cannot be told."""
         counts = self.counts()
@@ -158,7 +165,7 @@ class Comparisons:
             return "incomparable"
         if "slower" in counts:
             return "slower"
-        if "undecided" in counts or "incomparable" in counts or self.lost:
+        if "undecided" in counts or "incomparable" in counts or self.lost or self.awaited:
             return "undecided"
         return "faster" if "faster" in counts else "same"
 
@@ -173,7 +180,7 @@ class Comparisons:
             return 5
         if self.verdict == "slower":
             return 1
-        return 4 if self.lost else 3 if self.verdict == "undecided" else 0
+        return 4 if self.lost or self.awaited else 3 if self.verdict == "undecided" else 0
 
 
 # --- the three questions ----------------------------------------------------------------------------------------------

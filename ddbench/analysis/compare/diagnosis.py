@@ -17,15 +17,16 @@ from ddbench.analysis.compare import scope, shifts
 from ddbench.analysis.compare.comparison import Comparisons, Match
 from ddbench.analysis.compare.exact import CounterChange
 from ddbench.analysis.compare.judge import COST, REASON_TEXTS, TAU
-from ddbench.analysis.compare.phrases import listed, moved, value_text
-from ddbench.analysis.compare.shifts import HOST_GAP, RoundShift, Shift
+from ddbench.analysis.compare.phrases import moved, value_text
+from ddbench.analysis.compare.shifts import RoundShift, Shift
+from ddbench.analysis.counters import counter
+from ddbench.analysis.decompose import HOST_GAP
 from ddbench.analysis.effects import Effect
 from ddbench.analysis.paired import Verdict
 
 Cause = Literal["cost", "tau", "both", "prefill", "none", "open"]
 MAX_COUNTERS = 3
 _MAIN_SHARE = 0.6  # of a round's difference from which one stage is the answer
-_WORK = ("torch_ops", "host_reads", "nodes_verified", "min_bytes", "min_flops")  # counters of what a round has to do
 
 NEXT_STEPS: dict[str, str] = {
     "tau": "Next: acceptance by depth in both reports; drafter weights and block size; ddbench check --only parity.",
@@ -122,7 +123,7 @@ def _cause(match: Match) -> Cause:
 
 def _why(match: Match, cause: Cause, min_effect: float) -> Iterator[str]:
     if cause == "none":
-        yield f"Nothing to explain: {listed([_length(match), _cost(match, is_out=False)])}."
+        yield f"Nothing to explain: {units.listed([_length(match), _cost(match, is_out=False)])}."
         return
     if cause == "prefill":
         ttft = match.comparisons["ttft_ms"]
@@ -215,7 +216,7 @@ def _stages(match: Match, cause: Cause, shift: RoundShift | None) -> Iterator[st
         yield f"{_part(top)} makes {_percent(top)} of what a round takes {word}: {_span(top)}."
     else:
         names = [f"{_part(part)} {_percent(part)}" for part in known[:3]]
-        yield f"What a round takes {word} ({_us(abs(shift.delta_us))} us) is spread: {listed(names)}."
+        yield f"What a round takes {word} ({_us(abs(shift.delta_us))} us) is spread: {units.listed(names)}."
 
 
 def _depth(match: Match) -> Iterator[str]:
@@ -250,14 +251,14 @@ def _counters(match: Match, cause: Cause) -> Iterator[str]:
         return
     changes = work_changes(match.counters)
     if changes:
-        yield f"Exact counters per round: {listed([_change(change) for change in changes[:MAX_COUNTERS]])}."
+        yield f"Exact counters per round: {units.listed([_change(change) for change in changes[:MAX_COUNTERS]])}."
     elif cause in ("cost", "both") and any("torch_ops" in result.counters for result in match.a.results):
         yield "No counter of a round's work differs: the same work takes longer."
 
 
 def work_changes(changes: Sequence[CounterChange]) -> list[CounterChange]:
     """What a round has to do more or less, the largest change first; the sum over stages gives way to its stages."""
-    own = [change for change in changes if change.name.partition(".")[0] in _WORK and _size(change) > 1e-3]
+    own = [change for change in changes if counter(change.name).is_work and _size(change) > 1e-3]
     staged = {change.name.partition(".")[0] for change in own if "." in change.name}
     return sorted((change for change in own if change.name not in staged), key=lambda c: (-_size(c), c.name))
 
@@ -276,9 +277,10 @@ def _change(change: CounterChange) -> str:
 
 
 def _amount(name: str, amount: float) -> str:
-    if name == "min_bytes":
+    unit = counter(name).unit
+    if unit == "bytes":
         return units.byte_count(amount)
-    return units.rate(amount, "") if name == "min_flops" else units.significant(amount)
+    return units.rate(amount, "") if unit == "flop" else units.significant(amount)
 
 
 # --- what speaks against it, and what to do ---------------------------------------------------------------------------
@@ -297,7 +299,7 @@ def _cautions(match: Match, shift: RoundShift | None, cause: Cause) -> Iterator[
         titles = [
             c.metric.title for n, c in match.comparisons.items() if n in match.asked and code in c.decision.reasons
         ]
-        yield f"Undecided in {listed(titles)}: {REASON_TEXTS.get(code, code.replace('_', ' '))}."
+        yield f"Undecided in {units.listed(titles)}: {REASON_TEXTS.get(code, code.replace('_', ' '))}."
     if cause in ("cost", "both") and _is_contrary(match, shift):
         yield "The attributed pass does not show the change: its stages do not explain it."
 

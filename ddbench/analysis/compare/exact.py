@@ -12,20 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ddbench.analysis import speed
-from ddbench.analysis.counters import counter, counters_of
+from ddbench.analysis.counters import agreed_counters, counter
 from ddbench.analysis.effects import Effect, Pair
 from ddbench.analysis.paired import Decision
 from ddbench.analysis.settings import Setting
 from ddbench.records import NotMeasured
-
-# What a counter is divided by, so that fewer rounds do not pass for less work in each.
-PER_ROUND: dict[str, str] = {
-    "torch_ops": "counted_steps",
-    "host_reads": "counted_steps",
-    "nodes_verified": "num_rounds",
-    "tokens_accepted": "num_rounds",
-    "identity_paths": "num_rounds",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +101,11 @@ def counter_changes(a: Setting, b: Setting) -> Iterator[CounterChange]:
 
 def counters(setting: Setting) -> dict[str, int]:
     """Counters that every process of the setting agrees in."""
-    every = [counters_of(result) for result in setting.results]
-    shared = set.intersection(*(set(one) for one in every)) if every else set()
-    return {name: every[0][name] for name in shared if len({one[name] for one in every}) == 1}
+    return {name: count for name, count in agreed_counters(setting.results).items() if isinstance(count, int)}
 
 
 def _rates(name: str, ours: Mapping[str, int], theirs: Mapping[str, int]) -> tuple[float, float] | None:
-    per = PER_ROUND.get(name.partition(".")[0], "")
+    per = counter(name).per
     if not (ours.get(per) and theirs.get(per)):
         return None
     return ours[name] / ours[per], theirs[name] / theirs[per]

@@ -16,8 +16,9 @@ import numpy as np
 
 from ddbench.analysis import blocks, paired
 from ddbench.analysis.compare import exact
-from ddbench.analysis.compare.comparability import Reason, throttled_blocks
+from ddbench.analysis.compare.comparability import Reason
 from ddbench.analysis.compare.matching import Couple
+from ddbench.analysis.conditions import throttled_blocks
 from ddbench.analysis.effects import Effect, Pair
 from ddbench.analysis.gate.baseline import shape_key
 from ddbench.analysis.metrics import METRICS, Metric
@@ -26,16 +27,7 @@ from ddbench.analysis.settings import Setting
 from ddbench.analysis.values import missing
 
 MIN_EFFECT = 0.02  # relative; smaller differences are of no consequence however sure they are
-# In the metric's unit: what a difference must exceed as well. 20 us of a round or a token is what one more host
-# round trip costs; a prefill is several launches long. The floor of a rate follows from that of a token's time.
-ABSOLUTE_FLOORS: dict[str, float] = {
-    "tpot_ms": 0.02,
-    "round_cost_ms": 0.02,
-    "ttft_ms": 0.05,
-    "output_tok_per_s": 0.0,
-    "acceptance_length": 0.0,
-}
-COMPARED: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.per_block is not None)
+COMPARED: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.is_comparable)
 TAU, COST = "acceptance_length", "round_cost_ms"
 
 # What the codes of a decision say: those of `paired`, and those given here.
@@ -133,7 +125,7 @@ def _prepare(key: tuple[int, str], trial: Trial, metric: Metric, floors: Floors)
         return _refused(key, ("no_shared_block",), "undecided", "no interleaved repeat was measured on both sides")
     if not trial.is_interleaved and floor is None:
         return Decision(key, "undecided", ("not_interleaved",), _unpaired_effect(pairs), None)
-    assert metric.direction != "neither", "a metric without a direction has no verdict"
+    assert metric.direction != "neither", "only comparable metrics are judged"
     limits = Limits(trial.min_effect, _absolute_floor(metric.name, pairs, a), floor or 0.0)
     return Cell(key, pairs, metric.direction, limits), "blocks"
 
@@ -148,7 +140,7 @@ def _prepare_tau(key: tuple[int, str], trial: Trial) -> Decision | tuple[Cell, B
     pairs = exact.pairs_of_prompts(a, b)
     if not pairs:
         return _refused(key, ("no_shared_prompt",), "undecided", "no prompt has rounds on both sides")
-    return Cell(key, pairs, "higher", Limits(trial.min_effect, ABSOLUTE_FLOORS[TAU], 0.0)), "prompts"
+    return Cell(key, pairs, "higher", Limits(trial.min_effect, METRICS[TAU].absolute_floor, 0.0)), "prompts"
 
 
 def _refused(key: object, reasons: tuple[str, ...], verdict: Verdict, why: str) -> Decision:
@@ -156,11 +148,13 @@ def _refused(key: object, reasons: tuple[str, ...], verdict: Verdict, why: str) 
 
 
 def _absolute_floor(metric: str, pairs: Sequence[Pair], setting: Setting) -> float:
+    """The metric's own; that of a rate follows from that of a token's time."""
     if metric != "output_tok_per_s":
-        return ABSOLUTE_FLOORS[metric]
+        return METRICS[metric].absolute_floor
     rate = float(np.median([pair.a for pair in pairs]))
     token_ms = setting.concurrency * 1e3 / rate  # what a token takes a request, all told
-    return rate * ABSOLUTE_FLOORS["tpot_ms"] / (token_ms + ABSOLUTE_FLOORS["tpot_ms"])
+    floor = METRICS["tpot_ms"].absolute_floor
+    return rate * floor / (token_ms + floor)
 
 
 def _unpaired_effect(pairs: Sequence[Pair]) -> Effect:

@@ -50,7 +50,7 @@ def of_runs(ours: Sequence[Setting], theirs: Sequence[Setting], manifests: tuple
     places = {setting.key: place for place, setting in enumerate(ours)}
     couples.sort(key=lambda couple: places[couple[0].key])
     alone = [*(_alone(s, "A", manifests[1]) for s in left), *(_alone(s, "B", manifests[0]) for s in right)]
-    return Matching(tuple(couples), (*alone, *_never_ran(manifests)))
+    return Matching(tuple(couples), (*alone, *_not_yet((*ours, *theirs), manifests), *_never_ran(manifests)))
 
 
 def _taken(left: list[Setting], right: list[Setting], key: Callable[[Setting], Any]) -> list[Couple]:
@@ -83,6 +83,19 @@ def _alone(setting: Setting, side: str, other: Manifest) -> Unmatched:
     else:
         reason = Reason("absent", f"{lacks} has no such setting")
     return Unmatched(setting.label, setting.concurrency, side, reason)
+
+
+def _not_yet(settings: Sequence[Setting], manifests: tuple[Manifest, Manifest]) -> Iterator[Unmatched]:
+    """What both plans hold and neither run has a result of."""
+    known = [(setting.arm, setting.engine, setting.workload) for setting in settings]
+    planned = [[(case.arm, case.engine, case.workload) for case in manifest.cases] for manifest in manifests]
+    for case in manifests[0].cases:
+        asked = (case.arm, case.engine, case.workload)
+        if asked in planned[1] and asked not in known:
+            known.append(asked)
+            reason = Reason("not_run", "both plans hold it, and neither run has a result: interrupted or going on")
+            label = case.label.removesuffix(f" c={case.workload.concurrency}")
+            yield Unmatched(label, case.workload.concurrency, "both", reason)
 
 
 def _never_ran(manifests: tuple[Manifest, Manifest]) -> Iterator[Unmatched]:

@@ -1,8 +1,6 @@
-"""How comparisons are put into words: ratios with their intervals, lists. Below the diagnosis and its report."""
+"""How comparisons are put into words: ratios with their intervals. Below the diagnosis and its report."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from ddbench import units
 from ddbench.analysis.compare.comparison import Comparison
@@ -33,7 +31,3 @@ def ratio_text(comparison: Comparison) -> str:
 
 def value_text(value: Value) -> str:
     return "-" if isinstance(value, NotMeasured) else units.significant(value.value)
-
-
-def listed(texts: Sequence[str]) -> str:
-    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"

@@ -13,7 +13,7 @@ from typing import Literal
 from ddbench import units
 from ddbench.analysis import speed
 from ddbench.analysis.compare.comparison import Comparisons, Match
-from ddbench.analysis.compare.phrases import listed, ratio_text
+from ddbench.analysis.compare.phrases import ratio_text
 from ddbench.records import NotMeasured
 
 CONTROL = "ar"
@@ -31,18 +31,18 @@ def where(found: Comparisons, match: Match) -> Iterator[str]:
         return
     labels, places = {one.label for one in hits}, {one.concurrency for one in hits}
     if places.isdisjoint(one.concurrency for one in others):
-        scope = f"every setting at concurrency {listed([str(c) for c in sorted(places)])}, at no other"
+        scope = f"every setting at concurrency {units.listed([str(c) for c in sorted(places)])}, at no other"
     elif all(one.b.has_draft for one in hits) and not any(one.b.has_draft for one in others):
         scope = "every arm that drafts, at every concurrency"
     elif labels.isdisjoint(one.label for one in others):
-        scope = f"{listed(sorted(labels))}, at every concurrency"
+        scope = f"{units.listed(sorted(labels))}, at every concurrency"
     else:
         by_label: dict[str, list[str]] = {}
         for one in hits:
             by_label.setdefault(one.label, []).append(str(one.concurrency))
-        scope = listed([f"{label} at concurrency {listed(own)}" for label, own in by_label.items()])
+        scope = units.listed([f"{label} at concurrency {units.listed(own)}" for label, own in by_label.items()])
     counts = {v: sum(one.verdict == v for one in others) for v in ("slower", "faster", "same", "undecided")}
-    rest = listed([f"{count} {verdict}" for verdict, count in counts.items() if count])
+    rest = units.listed([f"{count} {verdict}" for verdict, count in counts.items() if count])
     yield f"{match.verdict.capitalize()} in {len(hits)} of {len(found.comparable)}: {scope}; of the others {rest}."
 
 

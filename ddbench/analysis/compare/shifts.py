@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddbench.analysis import acceptance, stats
+from ddbench.analysis.decompose import PARTS
 from ddbench.analysis.settings import Setting
-from ddbench.engine.stages import ROUND_STAGES
 
 MICROSECOND = 1e3  # ns
-HOST_GAP = "host_gap"
 PREFILL = "prefill"
 
 
@@ -52,14 +51,13 @@ def round_shift(a: Setting, b: Setting, is_paired: bool) -> RoundShift | None:
     """None where either side has no attributed pass."""
     if any(setting.attributed_steps.empty or setting.stages.empty for setting in (a, b)):
         return None
-    names = [stage.value for stage in ROUND_STAGES]
-    tables = [_per_block(setting, names) for setting in (a, b)]
+    tables = [_per_block(setting) for setting in (a, b)]
     means = [table[:, :-1].sum(axis=0) / table[:, -1].sum() for table in tables]  # [K + 1] the whole round last
     deltas = means[1] - means[0]
     spans = _intervals(tables, is_paired and a.blocks == b.blocks)
     moved = abs(deltas[-1]) > 1e-3 * means[0][-1]
     parts = []
-    for place, name in enumerate((*names, HOST_GAP)):
+    for place, name in enumerate(PARTS):
         if means[0][place] or means[1][place]:
             low, high = (None, None) if spans is None else (float(spans[0][place]), float(spans[1][place]))
             share = float(deltas[place] / deltas[-1]) if moved else None
@@ -69,8 +67,8 @@ def round_shift(a: Setting, b: Setting, is_paired: bool) -> RoundShift | None:
     return RoundShift(float(means[0][-1]), float(means[1][-1]), tuple(parts))
 
 
-def _per_block(setting: Setting, names: list[str]) -> np.ndarray:
-    """[B, K + 2]: microseconds of every stage, of the host gap and of whole rounds, and the number of rounds."""
+def _per_block(setting: Setting) -> np.ndarray:
+    """[B, K + 2]: microseconds of every part, the host gap last, and of whole rounds, and the number of rounds."""
     steps, stages = setting.attributed_steps, setting.stages
     inside = stages[(stages["step"] >= 0).to_numpy(dtype=bool)]
     rows = []
@@ -80,7 +78,7 @@ def _per_block(setting: Setting, names: list[str]) -> np.ndarray:
         sums = (
             inside[(inside["block"] == block).to_numpy(dtype=bool)].groupby("stage", observed=True)["duration_ns"].sum()
         )
-        times = [float(sums.get(name, 0.0)) / MICROSECOND for name in names]
+        times = [float(sums.get(name, 0.0)) / MICROSECOND for name in PARTS[:-1]]
         rows.append([*times, whole - sum(times), whole, len(own)])
     return np.array(rows)
 
@@ -120,12 +118,14 @@ class DepthShift:
 
 def depth_shift(a: Setting, b: Setting) -> DepthShift | None:
     """The depth at which acceptance changed most, weighted by how many rounds get there."""
-    ours, theirs = acceptance.histogram(a), acceptance.histogram(b)
-    longest = min(len(ours), len(theirs)) - 1
-    if longest < 1:
+    counts = [acceptance.histogram(setting) for setting in (a, b)]
+    is_alike = (a.engine.draft, a.engine.block_size) == (b.engine.draft, b.engine.block_size)
+    longest = (max if is_alike else min)(map(len, counts)) - 1  # drafted that deep on both sides
+    if longest < 1 or not all(map(len, counts)):
         return None
-    reached = [np.cumsum(counts[::-1])[::-1] for counts in (ours, theirs)]  # rounds that got so deep
-    rates = [own[1 : longest + 1] / own[:longest] for own in reached]
-    weights = np.minimum(reached[0][:longest] / reached[0][0], reached[1][:longest] / reached[1][0])
+    # Rounds that got so deep, [longest + 1]: one side may never get as far as the other, which is a change itself.
+    reached = [np.cumsum(np.pad(own, (0, longest + 1))[::-1])[::-1][: longest + 1] for own in counts]
+    rates = [own[1:] / np.maximum(own[:-1], 1) for own in reached]
+    weights = np.minimum(*(own[:-1] / own[0] for own in reached))
     depth = int(np.argmax(np.abs(rates[1] - rates[0]) * weights))
     return DepthShift(depth + 1, float(rates[0][depth]), float(rates[1][depth]))

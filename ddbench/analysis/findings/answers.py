@@ -6,7 +6,7 @@ what is missing, and what would change the answer. The same run always gives the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +23,7 @@ QUESTIONS: dict[Question, str] = {
     "Q2": "Does verifying more candidates per round pay: is idle compute traded for acceptance?",
     "Q3": "Do CUDA graphs and a tree built on the device pay?",
 }
+FLOOR_NOTE = "computed: from the shapes and the measured ceilings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +80,6 @@ def told(value: Value) -> str:
     if value.low is None or value.high is None:
         return text
     return f"{text} {units.interval(scale * value.low, scale * value.high)}"
-
-
-def percent(share: float) -> str:
-    return f"{units.significant(100 * share, 2)} %"
-
-
-def listed(items: Sequence[object], last: str = "and") -> str:
-    texts = [str(item) for item in items]
-    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} {last} {texts[-1]}"
 
 
 def at(concurrency: int, reason: object) -> object:

@@ -13,15 +13,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ddbench import units
 from ddbench.analysis import stats
 from ddbench.analysis.decompose import PARTS, Shares
 from ddbench.analysis.findings.answers import (
+    FLOOR_NOTE,
     Finding,
     Number,
     Part,
     at,
     computed,
-    listed,
     measured,
     named,
     overall,
@@ -40,7 +41,6 @@ SHOWN = 2  # wasteful stages that a card names
 MATTERS = 0.05  # share of a round below which a stage is left out of the answer
 NO_COUNTERS = "bytes moved: that needs hardware counters of a profiler, which this run does not have"
 _VERIFY = PARTS.index(Stage.VERIFY.value)
-_FLOOR_NOTE = "computed: from the shapes and the measured ceilings"
 
 
 @dataclass(frozen=True)
@@ -159,12 +159,14 @@ def _reading(basis: Basis, settings: Sequence[Setting], which: str) -> Value:
     machine = basis.machine(settings[0])
     if isinstance(machine, NotMeasured):
         return machine
-    costs = [cost for s in settings for result in s.results for cost in result.stage_costs if cost.stage == "verify"]
+    costs = [
+        cost for s in settings for result in s.results for cost in result.stage_costs if cost.stage == Stage.VERIFY
+    ]
     amounts = [cost.context_bytes if which == "context" else cost.num_bytes for cost in costs]
     known = [float(amount) for amount in amounts if not isinstance(amount, NotMeasured)]
     if not known:
         return missing(f"context bytes: {reasons(amounts)[0]}" if amounts else "nothing says what verify has to read")
-    return computed(1e3 * min(known) / machine.fast.hot, "ms", _FLOOR_NOTE)
+    return computed(1e3 * min(known) / machine.fast.hot, "ms", FLOOR_NOTE)
 
 
 def _arithmetic(basis: Basis, settings: Sequence[Setting], widths: np.ndarray) -> Value:
@@ -174,13 +176,13 @@ def _arithmetic(basis: Basis, settings: Sequence[Setting], widths: np.ndarray) -
         return machine
     flops = []
     for setting in settings:
-        own = [c.num_flops for result in setting.results for c in result.stage_costs if c.stage == "verify"]
+        own = [c.num_flops for result in setting.results for c in result.stage_costs if c.stage == Stage.VERIFY]
         if not own:
             return missing("nothing says what verify has to compute")
         flops.append(sum(own) / len(own))
     narrow, wide = int(np.argmin(widths)), int(np.argmax(widths))
     each = (flops[wide] - flops[narrow]) / (widths[wide] - widths[narrow])
-    return computed(1e3 * float(each) / machine.fast.matmul, "ms", _FLOOR_NOTE)
+    return computed(1e3 * float(each) / machine.fast.matmul, "ms", FLOOR_NOTE)
 
 
 # --- waste ------------------------------------------------------------------------------------------------------------
@@ -216,13 +218,13 @@ def _part(
     sentences = [sharing.sentence] if sharing.sentence else []
     if wasteful:
         stages = [f"{_plain(floor.stage)} ({floor.distance:.2g}x)" for floor in wasteful]
-        sentences.append(f"bandwidth is wasted in {listed(stages)}, set against the time of its fewest bytes")
+        sentences.append(f"bandwidth is wasted in {units.listed(stages)}, set against the time of its fewest bytes")
     if not sentences:
         return Part("not_measured", "")
     text = f"At concurrency {concurrency}: {'; '.join(sentences)}."
     if wasteful:
         shown = [f"{_plain(floor.stage)} {floor.distance:.2g}x" for floor in wasteful[:SHOWN]]
-        brief = f"{sharing.brief + '; ' if sharing.brief else ''}{listed(shown)} the time of its fewest bytes"
+        brief = f"{sharing.brief + '; ' if sharing.brief else ''}{units.listed(shown)} the time of its fewest bytes"
         return Part("mixed" if sharing.verdict == "yes" else "no", text, f"c={concurrency}: {brief}")
     return Part(sharing.verdict, text, f"c={concurrency}: {sharing.brief}")
 
@@ -270,7 +272,7 @@ def _floor_numbers(setting: Setting, floors: Sequence[StageFloor]) -> list[Numbe
         label = f"{_plain(floor.stage)}: time over the least possible ({floor.bound})"
         numbers.append(Number(label, computed(floor.distance, "x", spread), named(setting)))
         label = f"{_plain(floor.stage)}: share of the read rate"
-        numbers.append(Number(label, computed(floor.share_of_read, "share", _FLOOR_NOTE), named(setting)))
+        numbers.append(Number(label, computed(floor.share_of_read, "share", FLOOR_NOTE), named(setting)))
     return numbers
 
 

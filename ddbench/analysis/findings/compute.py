@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ddbench import units
 from ddbench.analysis import contests
 from ddbench.analysis.contests import Contest
 from ddbench.analysis.decompose import Decomposition, decompose
 from ddbench.analysis.findings import frontier
 from ddbench.analysis.findings.answers import (
+    FLOOR_NOTE,
     Finding,
     Number,
     Part,
     Verdict,
     at,
     computed,
-    listed,
     measured,
     named,
     overall,
@@ -36,7 +37,6 @@ from ddbench.records import NotMeasured
 
 TREE_ARM = "ddtree"
 _WORDS: dict[contests.Standing, Verdict] = {"ahead": "yes", "behind": "no", "even": "undecided", "unknown": "undecided"}
-_FLOOR_NOTE = "computed: from the shapes and the measured ceilings"
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _budgets(basis: Basis, found: Choice) -> Part:
         text += f", {told(value)} over the chain{_doubt(verdict)}{_made_of(basis, found)}"
     tied = [tree.engine.node_budget for tree in found.tied]
     if tied:
-        text += f"; {listed(tied)} cannot be told from it"
+        text += f"; {units.listed(tied)} cannot be told from it"
     if found.stops_at is not None:
         text += f"; from {found.stops_at.engine.node_budget} on it is slower"
     elif found.next_wider is None:
@@ -203,7 +203,7 @@ def _numbers(basis: Basis, best: Setting, over_chain: Value, chain: Setting | No
 
 
 def _computed_share(share: float) -> Estimate:
-    return computed(share, "share", _FLOOR_NOTE)
+    return computed(share, "share", FLOOR_NOTE)
 
 
 def _would_change(basis: Basis, parts: list[Part]) -> str:

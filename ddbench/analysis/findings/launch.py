@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ddbench import units
 from ddbench.analysis import contests
 from ddbench.analysis.contests import Contest
-from ddbench.analysis.counters import counters_of
+from ddbench.analysis.counters import agreed_counters
 from ddbench.analysis.decompose import HOST_GAP, PARTS, Shares
 from ddbench.analysis.findings.answers import (
     Finding,
@@ -19,7 +20,6 @@ from ddbench.analysis.findings.answers import (
     Part,
     Verdict,
     computed,
-    listed,
     measured,
     named,
     overall,
@@ -133,7 +133,7 @@ def _part(axis: str, found: list[Contest], why_not: str) -> Part:
     verdict = overall(_verdict(contest.speedup) for contest in found)
     largest = max(found, key=lambda contest: contest.speedup.value if isinstance(contest.speedup, Estimate) else 0.0)
     brief = f"{title}: {'up to ' if len(found) > 1 else ''}{told(largest.speedup)} over {PLAIN[axis]}"
-    return Part(verdict, f"Over {PLAIN[axis]}, speedups with {title}: {listed(texts)}.", brief)
+    return Part(verdict, f"Over {PLAIN[axis]}, speedups with {title}: {units.listed(texts)}.", brief)
 
 
 def _label(axis: str, contest: Contest) -> str:
@@ -157,7 +157,7 @@ def _upper_bounds(basis: Basis) -> Iterator[str]:
             texts.append(f"with a tree that takes no time at most {told(build)}")
         launching = _launching(basis, best)
         if isinstance(launching, Estimate):
-            texts.append(f"launching its ops one by one takes at least {told(launching)} of it")
+            texts.append(f"launching as many ops one by one takes {told(launching)} of it")
         if texts:
             yield f"At concurrency {concurrency}: {'; '.join(texts)}."
     if any(basis.best_drafter(concurrency) for concurrency in basis.concurrencies):
@@ -193,15 +193,19 @@ def _bounds(basis: Basis, setting: Setting) -> list[Number]:
 
 def per_round(setting: Setting, counter: str) -> Value:
     """A counter of the counted pass, per round of the whole batch."""
-    for result in setting.results:
-        found = counters_of(result)
-        if counter in found and found.get("counted_steps", 0) > 0:
-            return computed(found[counter] / found["counted_steps"], "count")
-    return missing(f"{counter.replace('_', ' ')} per round: not counted in this run")
+    found = agreed_counters(setting.results)
+    total, steps = found.get(counter), found.get("counted_steps")
+    if isinstance(total, int) and isinstance(steps, int) and steps > 0:
+        return computed(total / steps, "count")
+    why = next((one.not_measured for one in (total, steps) if isinstance(one, NotMeasured)), "not counted in this run")
+    return missing(f"{counter.replace('_', ' ')} per round: {why}")
 
 
 def _launching(basis: Basis, setting: Setting) -> Value:
-    """Time to launch a round's ops one by one, over the time of a round."""
+    """Time to launch as many ops as a round dispatches one by one, over the time of a round.
+
+    An estimate and no bound: views among the ops launch nothing, and some ops launch several kernels.
+    """
     ops, machine, whole = per_round(setting, "torch_ops"), basis.machine(setting), basis.value(setting, "round_ms")
     for one in (ops, machine, whole):
         if isinstance(one, NotMeasured):

@@ -14,9 +14,10 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from ddbench.analysis.blocks import started_at
+from ddbench.analysis.counters import agreed_counters
 from ddbench.analysis.frames import RunFrames, load_run, setting_key
 from ddbench.analysis.gate.noise import Floor, noise_floor
-from ddbench.analysis.gate.repeats import agreed_counters, agreed_digest, block_values
+from ddbench.analysis.gate.repeats import agreed_digest, block_values
 from ddbench.analysis.metrics import METRICS
 from ddbench.analysis.settings import Setting, study_of
 from ddbench.errors import DdbenchError, SchemaError, UserError
@@ -160,7 +161,7 @@ def _shape(key: str, settings: Sequence[Setting]) -> Shape:
         counters=agreed_counters(results),
         output_digest=agreed_digest(results),
         repeats=tuple(repeats),
-        metrics={name: _samples(name, settings) for name, metric in METRICS.items() if metric.per_block},
+        metrics={name: _samples(name, settings) for name, metric in METRICS.items() if metric.is_comparable},
     )
 
 
@@ -187,7 +188,7 @@ def _check_finished(run: RunFrames) -> None:
         raise DdbenchError(
             f"{run_id}: {len(run.failures)} of {len(run.manifests[0].case_ids)} cases were not measured and correct, "
             f"the first is '{first['label']}' ({first['outcome']}): no baseline is made of it; go on with: "
-            f"ddbench sweep --resume RUN"
+            f"ddbench sweep --resume RUN" + (" --against CHECKOUT" if run.manifests[0].interleaved_with else "")
         )
 
 
@@ -245,7 +246,8 @@ def read_baseline(path: Path) -> Baseline:
         raise SchemaError(f"{path}: cannot be read ({reason}); {cure}") from error
     version = _version(text)
     if version is not None and version != SCHEMA_VERSION:
-        raise SchemaError(f"{path}: baseline schema {version}, this ddbench reads {SCHEMA_VERSION}; {cure}")
+        by_newer = "made by a newer ddbench: gate with that one, or " if version > SCHEMA_VERSION else ""
+        raise SchemaError(f"{path}: baseline schema {version}, this ddbench reads {SCHEMA_VERSION}; {by_newer}{cure}")
     try:
         return from_json(Baseline, text, str(path))
     except SchemaError as error:

@@ -9,33 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ddbench.analysis.counters import counter
+from ddbench.analysis.counters import Counter, agreed_counters, counter
 from ddbench.analysis.gate.baseline import Baseline, Shape
-from ddbench.analysis.gate.repeats import agreed_counters, agreed_digest
+from ddbench.analysis.gate.repeats import agreed_digest
 from ddbench.analysis.gate.rows import Row, Verdict
 from ddbench.analysis.settings import Setting
 from ddbench.records import NotMeasured
 
 Counters = Mapping[str, int | NotMeasured]
 
-# What the rounds of a case were: where one of these differs, so does what its typical round holds.
-_ROUNDS = (
-    "num_requests",
-    "num_rounds",
-    "num_steps",
-    "nodes_verified",
-    "tokens_accepted",
-    "tokens_emitted",
-    "identity_paths",
-)
-# Counter -> the counters that must be equal before it means the same, and why.
-_GIVEN: dict[str, tuple[tuple[str, ...], str]] = {
-    "min_bytes": (_ROUNDS, "of a typical round, and the rounds themselves are others"),
-    "min_flops": (_ROUNDS, "of a typical round, and the rounds themselves are others"),
-    "counted_steps": (_ROUNDS, "follows from the rounds, which are others"),
-    "torch_ops": (("counted_steps",), "summed over the counted rounds, of which there are not as many"),
-    "host_reads": (("counted_steps",), "summed over the counted rounds, of which there are not as many"),
-}
 UPDATE = "better than the baseline: make it anew, so that this is kept"
 
 
@@ -98,21 +80,24 @@ def _counter_row(shape: Shape, name: str, counters: Counters) -> Row:
         return _row(shape, name, "missing", before, None, "the run did not count it")
     if isinstance(now, NotMeasured):
         return _row(shape, name, "changed", before, now, now.not_measured)
-    names, why = _GIVEN.get(name.partition(".")[0], ((), ""))
-    if any(counters.get(other) != shape.counters.get(other) for other in names):
-        return _row(shape, name, "not_gated" if before != now else "same", before, now, why if before != now else "")
-    verdict, reason = _judged(name, before, now)
+    about = counter(name)
+    if before != now and any(counters.get(other) != shape.counters.get(other) for other in about.given):
+        return _row(shape, name, "not_gated", before, now, about.why_given)
+    verdict, reason = _judged(about, before, now)
     return _row(shape, name, verdict, before, now, reason)
 
 
-def _judged(name: str, before: int, now: int) -> tuple[Verdict, str]:
-    about = counter(name)
+def _judged(about: Counter, before: int, now: int) -> tuple[Verdict, str]:
     if before == now:
         return "same", ""
     if about.direction == "equal":
         return "changed", f"{about.meaning}: must stay as it is"
     is_better = (now < before) == (about.direction == "lower")
-    return ("improved", UPDATE) if is_better else ("regression", f"{about.meaning}: {about.direction} is better")
+    return (
+        ("improved", "better than the baseline")
+        if is_better
+        else ("regression", f"{about.meaning}: {about.direction} is better")
+    )
 
 
 def _row(

@@ -13,10 +13,12 @@ from typing import Literal
 from ddbench.analysis.gate.baseline import Baseline
 from ddbench.analysis.gate.rows import Ungated
 from ddbench.analysis.metrics import METRICS, Metric
+from ddbench.analysis.values import Unit
 from ddbench.errors import UserError, did_you_mean, shown
 from ddbench.records import NotMeasured
 
 Only = Literal["counters", "timings"]
+EXACT_UNITS: tuple[Unit, ...] = ("tokens", "nodes", "share", "requests")  # of what is counted and not timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +66,14 @@ def request_of(only: Only | None, thresholds: Sequence[str], is_undecided_passin
 
 def policies_of(thresholds: Mapping[str, float]) -> dict[str, Policy]:
     """The gated metrics; a threshold of the command line replaces one, or adds a metric."""
-    known = [name for name, metric in METRICS.items() if metric.per_block and metric.direction != "neither"]
-    for name in thresholds:
+    known = [name for name, metric in METRICS.items() if metric.is_comparable]
+    given = {}
+    for name, value in thresholds.items():
         if name not in known:
             raise UserError(f"--threshold: no timing is called '{name}': {did_you_mean(name, known)}")
-    given = {name: Policy(value, _absolute_floor(name)) for name, value in thresholds.items()}
+        floor = POLICIES[name].absolute_floor if name in POLICIES else METRICS[name].absolute_floor
+        given[name] = Policy(value, floor)
     return {**POLICIES, **given}
-
-
-def _absolute_floor(name: str) -> float:
-    return POLICIES[name].absolute_floor if name in POLICIES else 0.0
 
 
 def check_thresholds(baseline: Baseline, thresholds: Mapping[str, float], is_interleaved: bool) -> None:
@@ -98,7 +98,7 @@ def ungated(policies: Mapping[str, Policy]) -> tuple[Ungated, ...]:
 
 
 def _why_ungated(metric: Metric) -> str:
-    if metric.unit in ("tokens", "nodes", "share", "requests"):
+    if metric.unit in EXACT_UNITS:
         return "made of exact counts, which are gated as counters"
     if metric.unit == "x":
         return "a ratio of two values that each stand for themselves"

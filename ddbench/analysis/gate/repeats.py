@@ -1,4 +1,4 @@
-"""What the repeats of one setting say together: the exact numbers that they agree on, and one value each.
+"""What the repeats of one setting say together: the output that they agree on, and one value each.
 
 Under `baseline` and the gate, which read a run in the same way. A repeat is one process; of the same code it must count
 the same, and its times are worth nothing where the clocks were held back.
@@ -8,25 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddbench.analysis.compare.comparability import throttled_blocks
-from ddbench.analysis.counters import counters_of
+from ddbench.analysis.conditions import throttled_blocks
 from ddbench.analysis.metrics import METRICS
 from ddbench.analysis.settings import Setting
 from ddbench.records import NotMeasured, OkResult
-
-
-def agreed_counters(results: Sequence[OkResult]) -> dict[str, int | NotMeasured]:
-    """Counters that every repeat gives alike; one that differs, or is not there every time, is no exact number."""
-    found = [counters_of(result) for result in results]
-    names = sorted({name for counters in found for name in counters})
-    return {name: agreed_value([counters.get(name) for counters in found]) for name in names}
-
-
-def agreed_value(values: Sequence[int | None]) -> int | NotMeasured:
-    if len(set(values)) == 1 and values[0] is not None:
-        return values[0]
-    shown = ", ".join(sorted({"absent" if value is None else str(value) for value in values}))
-    return NotMeasured(not_measured=f"differs between repeats of the same code: {shown}")
 
 
 def agreed_digest(results: Sequence[OkResult]) -> str | NotMeasured:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from ddbench.analysis.compare.comparability import BUSY_HOST, host_load
+from ddbench.analysis.conditions import host_load
 from ddbench.analysis.frames import RunFrames, load_run
 from ddbench.analysis.gate.baseline import (
     Baseline,
@@ -30,7 +30,7 @@ from ddbench.analysis.gate.rows import EXIT_CODES, Difference, GateResult, Row
 from ddbench.analysis.gate.timings import Entry, timing_rows
 from ddbench.analysis.settings import Setting
 from ddbench.errors import SchemaError, UserError
-from ddbench.records import NotMeasured
+from ddbench.records import BUSY_HOST, NotMeasured
 
 ReadT = TypeVar("ReadT")
 
@@ -228,7 +228,10 @@ def _notes(
     new = [label_of(setting) for key, setting in settings.items() if key not in known]
     if new:
         notes.append(f"Not in the baseline and so not gated: {', '.join(new)}.")
-    if any(row.verdict == "improved" for row in rows):
+    if run.manifests[0].run_id in baseline.runs:
+        notes.append("The baseline was made of this very run: held against itself it cannot fail.")
+    fails = any(EXIT_CODES[row.verdict] == 1 for row in rows)  # no advice to take over what is worse as well
+    if not fails and any(row.verdict == "improved" for row in rows):
         notes.append(f"Something is {UPDATE}.")
     cpus = (baseline.place.get("cpu_model", ""), environment.cpu_model)
     is_worse = any(row.kind in ("counter", "output") and EXIT_CODES[row.verdict] == 1 for row in rows)
@@ -237,11 +240,15 @@ def _notes(
             f"The processors differ ({cpus[0]} then, {cpus[1]} now): sums are rounded differently, and where two "
             "tokens are too close to call the other one may win. If the code did not change, this is why."
         )
-    if request.only != "counters":
-        notes += _doubts(settings, rows)
-    if request.only != "counters" and partner is not None:
+    moved = differences(baseline.place, place_of(environment))
+    if request.only == "counters":
+        return notes
+    if moved:
+        return [*notes, f"Times are not judged, {'; '.join(moved)}: qualify a baseline here, or say --only counters."]
+    notes += _doubts(settings, rows)
+    if partner is not None:
         notes.append("The two codes ran in turns: pairs share the moment, and the floor is the one within a run.")
-    elif request.only != "counters" and len(baseline.runs) == 1:
+    elif len(baseline.runs) == 1:
         notes.append(
             "The noise floor is of one run: what differs between two runs of the same code is not in it. Qualify with "
             "several runs (--from, repeated), or confirm a slowdown with a second run (--confirm)."

@@ -1,6 +1,6 @@
 """What a gate says, row by row, and what it all comes to: verdicts, exit codes, `GateResult`.
 
-Between the rules (`gate_counters`, `gate_timings`) and whatever shows the result. A row is one number of one shape, or
+Between the rules (`counters`, `timings`) and whatever shows the result. A row is one number of one shape, or
 one thing that kept numbers from being compared.
 """
 

@@ -55,12 +55,13 @@ _REASONS: dict[str, str] = {
     INTERVAL_SPANS_BOTH: "the interval holds both a change that counts and none: more repeats decide",
     NOT_SIGNIFICANT_AFTER_FDR: "not significant among so many comparisons",
     NOT_CONFIRMED: "not confirmed by the other half of the repeats, or by the second run",
-    BELOW_MIN_EFFECT: "smaller than counts",
+    BELOW_MIN_EFFECT: "smaller than what counts",
     BELOW_NOISE_FLOOR: "within the noise floor",
     BELOW_ABSOLUTE_FLOOR: "smaller than anybody would feel",
     IDENTICAL: "identical in every repeat",
     NO_SPREAD: "the same in every repeat",
 }
+_SMALL = (_REASONS[BELOW_MIN_EFFECT], _REASONS[BELOW_NOISE_FLOOR])
 _REFUSALS = frozenset((NO_PAIRS, UNUSABLE_VALUES, TOO_FEW_BLOCKS, ONE_ORDER_ONLY, SPREAD_TOO_WIDE))
 
 
@@ -124,10 +125,10 @@ def _measured(entry: Entry, metric: Metric, policy: Policy) -> _Measured:
         return _Measured(entry, metric, policy, why_nothing="the baseline does not have it: make it anew")
     before = _baseline_blocks(entry, samples)
     now = block_values(metric.name, entry.setting)
-    pairs = tuple(_pairs(entry, before, now))
+    pairs = tuple(_pairs(before, now, _orders(entry)))
     confirmation: tuple[Pair, ...] = ()
     if entry.confirming is not None:
-        confirmation = tuple(_pairs(entry, before, block_values(metric.name, entry.confirming)))
+        confirmation = tuple(_pairs(before, block_values(metric.name, entry.confirming), {}))
     why = "" if pairs else _why_no_pairs(before, now)
     return _Measured(entry, metric, policy, pairs, confirmation, why, samples)
 
@@ -145,16 +146,21 @@ def _baseline_blocks(entry: Entry, samples: Samples) -> dict[int, float | NotMea
     return merged
 
 
-def _pairs(
-    entry: Entry, before: Mapping[int, float | NotMeasured], now: Mapping[int, float | NotMeasured]
-) -> Iterator[Pair]:
+def _orders(entry: Entry) -> dict[int, bool]:
+    """Block -> whether the baseline's code ran first, where the two ran in turns."""
     theirs = {one.block: one.started_at for one in entry.shape.repeats if entry.partner == one.run}
     ours = started_at(entry.setting)
+    return {block: theirs[block] < ours[block] for block in theirs if block in ours and theirs[block] != ours[block]}
+
+
+def _pairs(
+    before: Mapping[int, float | NotMeasured], now: Mapping[int, float | NotMeasured], orders: Mapping[int, bool]
+) -> Iterator[Pair]:
+    """`orders` of a run that did not take turns with the baseline's is empty."""
     for block in sorted(set(before) & set(now)):
         a, b = before[block], now[block]
         if isinstance(a, float) and isinstance(b, float) and a > 0 and b > 0:
-            is_known = block in theirs and theirs[block] != ours[block]
-            yield Pair(block, a, b, theirs[block] < ours[block] if is_known else None)
+            yield Pair(block, a, b, orders.get(block))
 
 
 def _why_no_pairs(before: Mapping[int, float | NotMeasured], now: Mapping[int, float | NotMeasured]) -> str:
@@ -205,7 +211,8 @@ def _verdict(one: _Measured, decision: Decision | None) -> tuple[Verdict, str]:
         texts.insert(0, f"worse by more than the {limit} of {100 * max(one.floor, one.policy.threshold):.3g} %")
     if decision.verdict in ("same", "undecided") and _is_hidden(one, one.floor, decision):
         hidden = f"worse than the threshold, which the noise floor of {100 * one.floor:.3g} % hides"
-        return "undecided", "; ".join((f"{hidden}: qualify on a quieter machine", *texts))
+        more = [text for text in texts if text not in _SMALL]  # said by `hidden`
+        return "undecided", "; ".join((f"{hidden}: qualify on a quieter machine", *more))
     if decision.verdict == "undecided" and _is_no_worse(one, decision):
         return "same", "; ".join(("whatever the difference is, it is not a slowdown that counts", *texts))
     return _VERDICTS[decision.verdict], "; ".join(texts)
@@ -217,7 +224,8 @@ def _is_hidden(one: _Measured, floor: float, decision: Decision) -> bool:
     if not isinstance(effect, Effect) or floor <= one.policy.threshold:
         return False
     worse = effect.ratio if one.metric.direction == "lower" else 1 / effect.ratio
-    return worse > 1 + one.policy.threshold
+    is_felt = abs(effect.ratio - 1) * median(pair.a for pair in one.pairs) > one.policy.absolute_floor
+    return worse > 1 + one.policy.threshold and is_felt
 
 
 def _is_no_worse(one: _Measured, decision: Decision) -> bool:

@@ -227,6 +227,17 @@ def test_an_interrupted_side_is_lost(side: Build) -> None:
     assert found.exit_code == 4
 
 
+def test_what_neither_side_has_run_yet_is_named(side: Build) -> None:
+    tree = tuple(range(1, 16, 2))
+    found = compared(side("a", not_run=tree), side("b", not_run=tree))
+    assert [(one.label, one.side, one.reason.code) for one in found.unmatched] == [
+        ("ddtree node_budget=16", "both", "not_run")
+    ]
+    assert found.awaited == ("ddtree node_budget=16 c=1",)
+    assert found.lost == ()
+    assert found.exit_code == 4
+
+
 def test_nothing_measured_is_exit_code_4(side: Build) -> None:
     """H57, H67."""
     assert compared(side("a"), side("b", failed=tuple(range(16)))).exit_code == 4

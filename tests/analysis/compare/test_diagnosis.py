@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ddbench.analysis import synthetic
@@ -172,6 +174,25 @@ def test_shifts_of_a_setting_against_itself_are_zero(base: Path) -> None:
     assert found is not None
     assert found.a == found.b
     assert prefill_us(setting) == pytest.approx(4e3 * 1.08 * 0.95, rel=0.05)
+
+
+@pytest.mark.parametrize(("block_sizes", "depth"), [((8, 8), 3), ((8, 3), 2)])
+def test_a_depth_that_one_side_never_reaches_counts_where_both_draft_it(block_sizes: tuple[int, int], depth: int) -> None:
+    """From depth 3 on nothing is accepted any more; with a shorter block it is not even drafted."""
+    whole, cut = ([1, 9, 12, 3, 4, 1], [1, 13, 22])
+    settings = [
+        SimpleNamespace(
+            arrays={"rounds": {"num_accepted": np.repeat(np.arange(len(counts)), counts)}},
+            engine=SimpleNamespace(draft="dflash", block_size=size),
+        )
+        for counts, size in zip((whole, cut), block_sizes, strict=True)
+    ]
+    there, back = depth_shift(*settings), depth_shift(*reversed(settings))  # type: ignore[arg-type]
+    assert there is not None
+    assert back is not None
+    assert (there.depth, back.depth) == (depth, depth)
+    assert (there.a, there.b) == (back.b, back.a)
+    assert depth == 2 or (there.a, there.b) == (8 / 20, 0.0)
 
 
 def test_the_sum_of_a_counter_gives_way_to_its_stages() -> None:

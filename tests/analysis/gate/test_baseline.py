@@ -204,7 +204,7 @@ def test_runs_of_one_baseline_are_of_one_code_one_place_one_plan(two_runs: tuple
         (None, "no such baseline"),
         ("{", "damaged"),
         ("[]", "damaged"),
-        ('{"schema_version": 99}', "schema 99, this ddbench reads 1"),
+        ('{"schema_version": 99}', "schema 99, this ddbench reads 1; made by a newer"),
         ('{"schema_version": 1, "surprise": 2}', "damaged"),
         ("\ud800", "not UTF-8"),
     ],

@@ -136,8 +136,32 @@ def test_one_more_op_fails(make_run: Callable[..., Path], file: Path) -> None:
 def test_better_counters_pass_and_ask_for_a_new_baseline(make_run: Callable[..., Path], file: Path) -> None:
     result = gate_folders(edit(make_run(), with_digest, of_tree("torch_ops.verify", -1)), file, COUNTERS)
     assert result.exit_code == 0
-    assert "make it anew" in rows_of(result, "improved")[TREE, "torch_ops.verify"].reason
+    assert list(rows_of(result, "improved")) == [(TREE, "torch_ops.verify")]
     assert any("make it anew" in note for note in result.notes)
+
+
+def test_what_is_better_beside_a_regression_asks_for_no_new_baseline(make_run: Callable[..., Path], file: Path) -> None:
+    """It would take the regression over."""
+    mixed = edit(make_run(), with_digest, of_tree("torch_ops.verify", -1), of_tree("num_rounds", 1))
+    result = gate_folders(mixed, file, COUNTERS)
+    assert result.exit_code == 1
+    assert rows_of(result, "improved")
+    assert not any("anew" in text for text in (*result.notes, *(row.reason for row in result.rows)))
+
+
+def test_the_baselines_own_run_is_told_from_a_new_one(make_run: Callable[..., Path], file: Path, tmp_path: Path) -> None:
+    run = make_run()
+    write_baseline(tmp_path / "own.json", baseline_of_folders([run]))
+    assert any("this very run" in note for note in gate_folders(run, tmp_path / "own.json", COUNTERS).notes)
+    assert not any("this very run" in note for note in gate_folders(run, file, COUNTERS).notes)
+
+
+def test_what_differs_about_the_place_is_named(make_run: Callable[..., Path], file: Path) -> None:
+    run = edit_place(edit(make_run(), with_digest), cpu_model="Another CPU")
+    (note,) = [note for note in gate_folders(run, file, EVERYTHING).notes if "not judged" in note]
+    assert "cpu_model (" in note
+    assert "Another CPU now)" in note
+    assert "--only counters" in note
 
 
 def test_faster_passes_as_improved(make_run: Callable[..., Path], file: Path) -> None:
@@ -460,6 +484,20 @@ def test_codes_that_took_turns_are_compared_with_each_other_only(tmp_path: Path)
     assert row.timing.is_interleaved
     assert row.timing.floor == floor.within < floor.value
     assert row.verdict == "same"  # as slow as its partner, though not as the others
+
+
+def test_a_second_run_confirms_a_run_that_took_turns_without_having_taken_any(tmp_path: Path) -> None:
+    """It may hold repeats that the run lacks, and the order of the run's turns is not its own."""
+    before, _ = interleaved(tmp_path, offset=0.0, slow=1.0)
+    short, cases = make_cases(num_blocks=9, **SMALL), make_cases(num_blocks=10, **SMALL)
+    turns = SyntheticPlan(
+        name="short", cases=short, machine=21, slow={"verify": 2.0}, turn=1, interleaved_with=before.runs[-1]
+    )
+    run = build_run(tmp_path / "short", turns)
+    second = build_run(tmp_path / "second", SyntheticPlan(name="second", cases=cases, machine=22, slow={"verify": 2.0}))
+    write_baseline(tmp_path / "baseline.json", before)
+    result = gate_folders(run, tmp_path / "baseline.json", Request(only="timings"), second)
+    assert rows_of(result)[TREE, "tpot_ms"].verdict == "regression"
 
 
 def test_apart_from_turns_one_slow_run_does_not_stand_for_the_baseline(tmp_path: Path) -> None:
