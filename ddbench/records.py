@@ -219,6 +219,7 @@ class OkResult(_Result):
     counters: dict[str, int]  # exact, noise-free: torch_ops, host_reads, nodes_verified, ... (analysis/counters.py)
     output_digest: str | NotMeasured = NotMeasured(not_measured="written before outputs had a digest")
     peak_memory_bytes: int | NotMeasured
+    warmup_ns: tuple[int, ...] = ()  # wall time of every warm-up run, in order
 
 
 class IncorrectResult(_Result):

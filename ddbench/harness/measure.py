@@ -28,6 +28,7 @@ from ddbench.harness.store import CaseTables, read_table, table_schema
 from ddbench.harness.summary import (
     Observed,
     case_costs,
+    has_settled,
     model_card,
     path_used,
     peak_memory_bytes,
@@ -40,6 +41,8 @@ from ddbench.records import CaseResult, IncorrectResult, NotMeasured, OkResult, 
 from ddbench.spec import Case, EngineSpec
 
 WARMUP_TOKENS = 16  # per warm-up request at most: enough for every code path, short beside the measurement
+MOST_WARMUPS = 8
+WARMUP_LIMIT_NS = 30_000_000_000
 
 Notify = Callable[[str], None]
 
@@ -58,9 +61,10 @@ def measure_case(job: Job, notify: Notify) -> tuple[CaseResult, CaseTables | Non
     verdict = check_parity(case, models, engine, workload.measured)
     observed: list[Observed] = []
     op_counts: dict[str, int] = {}
+    warmup_ns: tuple[int, ...] = ()
     if verdict.status != "diverged":
         notify("warm-up")
-        warm_up(engine, case, workload.warmup)
+        warmup_ns = warm_up(engine, case, workload.warmup)
         observed = _run_passes(case, engine, workload.measured, notify)
         notify("counting ops")
         op_counts = count_ops(engine, workload.measured, case.workload.concurrency)
@@ -82,7 +86,8 @@ def measure_case(job: Job, notify: Notify) -> tuple[CaseResult, CaseTables | Non
         case=case,
         started_at=started_at,
         seconds=process_seconds(),
-        warnings=warnings_of(case, card, observed),
+        warnings=warnings_of(case, card, observed, warmup_ns),
+        warmup_ns=warmup_ns,
         parity=verdict,
         models=card,
         passes=tuple(one.summary for one in observed),
@@ -156,11 +161,20 @@ def _reference_outputs(path: Path, requests: Sequence[Request]) -> dict[int, tup
 # ------------------------------------------------------------------------------------------------------------ passes
 
 
-def warm_up(engine: Engine, case: Case, requests: Sequence[Request]) -> None:
-    """Other prompts than the measured ones, at the measured batch size, a few tokens each."""
+def warm_up(engine: Engine, case: Case, requests: Sequence[Request]) -> tuple[int, ...]:
+    """Other prompts than the measured ones, at the measured batch size, a few tokens each, until the time settles.
+
+    -> ns of every run. The first ones load kernels and choose algorithms; how many of them do differs by device.
+    """
     chosen = _warmup_requests(requests, case.workload.concurrency)
-    if chosen:
+    times: list[int] = []
+    while chosen and not has_settled(times) and len(times) < MOST_WARMUPS and sum(times) < WARMUP_LIMIT_NS:
+        _synchronize(case.engine)
+        start = time.perf_counter_ns()
         engine.run(chosen, case.workload.concurrency)
+        _synchronize(case.engine)
+        times.append(time.perf_counter_ns() - start)
+    return tuple(times)
 
 
 def _warmup_requests(requests: Sequence[Request], concurrency: int) -> list[Request]:

@@ -24,6 +24,8 @@ from ddbench.records import BUSY_HOST, ModelCard, PassSummary, StageCost
 from ddbench.spec import PART_FIELDS, UNUSED, Case, EngineSpec
 
 REPETITIVE = 0.5  # share of repeated 4-grams from which an output counts as degenerate
+SETTLED = 0.05  # a warm-up run that gains less on the one before it ends the warm-up
+COLD = 0.15  # the clean pass took so much longer than the attributed one: it paid for first uses
 FEW_ROUNDS = 20  # too few to say that a draft never helps
 DRAFTER_DRAFTS = ("dflash", "oracle", "random")  # drafts that run the drafter model
 
@@ -89,7 +91,14 @@ def path_used(spec: EngineSpec, observed: Sequence[Observed]) -> dict[str, str]:
     return {part: getattr(spec, part) for part in PART_FIELDS} | dict(reported)
 
 
-def warnings_of(case: Case, card: ModelCard, observed: Sequence[Observed]) -> tuple[str, ...]:
+def has_settled(warmup_ns: Sequence[int]) -> bool:
+    """The last warm-up run took about as long as the one before it, or longer."""
+    return len(warmup_ns) > 1 and warmup_ns[-1] > (1 - SETTLED) * warmup_ns[-2]
+
+
+def warnings_of(
+    case: Case, card: ModelCard, observed: Sequence[Observed], warmup_ns: Sequence[int] = ()
+) -> tuple[str, ...]:
     """What a reader of the numbers has to know."""
     clean, counters = observed[0], count(observed[0].rows)
     never_helped = counters["num_rounds"] >= FEW_ROUNDS and not counters["tokens_accepted"]
@@ -105,7 +114,23 @@ def warnings_of(case: Case, card: ModelCard, observed: Sequence[Observed]) -> tu
             counters["tokens_repeated"] > REPETITIVE * counters["tokens_emitted"]
         ),
     }
-    return (*(text for text, applies in texts.items() if applies), *_load_warnings(observed))
+    applying = [text for text, applies in texts.items() if applies]
+    return (*applying, *_warmth_warnings(observed, warmup_ns), *_load_warnings(observed))
+
+
+def _warmth_warnings(observed: Sequence[Observed], warmup_ns: Sequence[int]) -> list[str]:
+    """A pass with stage timers costs more than one without: where it was faster, the clean one was not warm."""
+    texts = []
+    if warmup_ns and not has_settled(warmup_ns):
+        texts.append(f"the warm-up was still getting faster after {len(warmup_ns)} runs")
+    clean, timed = observed[0].summary, observed[-1].summary
+    if timed.pass_name == "attributed" and timed.wall_ns < (1 - COLD) * clean.wall_ns:
+        gain = 1 - timed.wall_ns / clean.wall_ns
+        texts.append(
+            f"the pass with stage timers took {gain:.0%} less than the clean one, which was not warm: "
+            "raise num_warmup_requests or num_clean_passes"
+        )
+    return texts
 
 
 def _load_warnings(observed: Sequence[Observed]) -> list[str]:

@@ -234,7 +234,7 @@ def counter_table(found: Comparisons) -> Table:
         *(Column(title) for title in ("A", "B")),
         *(Column(title, "per round") for title in ("A", "B")),
         Column("Change", "%", tip="per round where the counter grows with the rounds"),
-        Column("Verdict", is_number=False),
+        Column("Verdict", is_number=False, tip="of the change; changed: as many per round, or without a better side"),
     )
     return Table("Counters that differ", columns, tuple(rows))
 

@@ -95,12 +95,12 @@ def change(row: Row) -> str:
 
 
 def row_line(row: Row) -> str:
-    """`regression: num_rounds 812 -> 901 (+11 %); rounds ...: lower is better`."""
+    """`regression: num_rounds 812 -> 901 (+11 %); rounds ...: lower is better`; of a time `(in pairs +11 %)`."""
     text = f"{verdict_text(row)}: {row.name}"
     if row.before is not None or row.now is not None:
         text += f" {plain(row.before, row.unit)} -> {plain(row.now, row.unit)}"
         text += f" {COLUMN_UNITS[row.unit]}" if row.unit in COLUMN_UNITS else ""
-    more = change(row)
+    more = change(row) if row.timing is None else f"in pairs {change(row)}"  # need not be that of the two medians
     return text + (f" ({more})" if more else "") + (f"; {row.reason}" if row.reason else "")
 
 

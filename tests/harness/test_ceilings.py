@@ -288,6 +288,7 @@ def test_a_sweep_measures_around_its_cases_if_it_is_told_how(
 
 def test_a_captured_op_keeps_its_tensors() -> None:
     """A replayed graph reads addresses: tensors that only the op holds must outlive the capture."""
+
     class Data:
         """Stands for a tensor."""
 

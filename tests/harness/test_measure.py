@@ -11,11 +11,22 @@ import torch
 
 from ddbench.errors import DdbenchError, UserError
 from ddbench.harness import measure, parity
-from ddbench.harness.measure import measure_case
+from ddbench.harness.measure import MOST_WARMUPS, measure_case
+from ddbench.harness.observe import PassRows
 from ddbench.harness.run import Job
 from ddbench.harness.store import CaseTables, write_table
+from ddbench.harness.summary import Observed, has_settled, warnings_of
 from ddbench.harness.worker import classify, guarded
-from ddbench.records import CaseResult, FailedResult, IncorrectResult, OkResult, RequestRecord
+from ddbench.records import (
+    CaseResult,
+    FailedResult,
+    IncorrectResult,
+    LoadSample,
+    NotMeasured,
+    OkResult,
+    PassSummary,
+    RequestRecord,
+)
 from ddbench.spec import ARMS, CaptureSpec, Case, EngineSpec, WorkloadSpec
 
 torch.set_num_threads(1)
@@ -221,3 +232,53 @@ def test_interruption_is_not_a_failure_of_the_case() -> None:
 
 def test_a_runtime_error_is_not_taken_for_memory() -> None:
     assert classify(RuntimeError("shapes do not match"))[0] == "error"
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [((), False), ((9,), False), ((100, 50), False), ((100, 50, 49), True), ((100, 120), True), ((100, 94), False)],
+)
+def test_a_warm_up_has_settled_when_it_gains_no_more(times: tuple[int, ...], expected: bool) -> None:
+    assert has_settled(times) is expected
+
+
+def test_a_warm_up_ends_and_says_how_long_it_took() -> None:
+    result, _ = measure_case(job("ddtree"), lambda phase: None)
+    assert isinstance(result, OkResult)
+    assert 2 <= len(result.warmup_ns) <= MOST_WARMUPS
+    assert min(result.warmup_ns) > 0
+
+
+def test_without_warm_up_requests_nothing_is_warmed_up() -> None:
+    cold = job("ar")
+    capture = cold.case.capture.model_copy(update={"num_warmup_requests": 0})
+    result, _ = measure_case(cold.model_copy(update={"case": cold.case.model_copy(update={"capture": capture})}), print)
+    assert isinstance(result, OkResult)
+    assert result.warmup_ns == ()
+
+
+def observed(name: str, wall_ns: int) -> Observed:
+    unread = NotMeasured(not_measured="made up")
+    load = LoadSample(
+        host_load_before=unread, host_load_after=unread, sm_clock_mhz=unread, temperature_c=unread,
+        throttle_reasons=unread,
+    )  # fmt: skip
+    summary = PassSummary(pass_name=name, index=0, wall_ns=wall_ns, num_emitted=1, load=load)
+    return Observed(summary, PassRows([], [], [], [], {}), {})
+
+
+@pytest.mark.parametrize(("attributed_ns", "is_warned"), [(1100, False), (900, False), (800, True)])
+def test_a_clean_pass_that_was_not_warm_is_told(attributed_ns: int, is_warned: bool) -> None:
+    """Stage timers cost time; a pass that is faster with them than without shows that the first one paid for warmth."""
+    result, _ = measure_case(job("ar"), lambda phase: None)
+    assert isinstance(result, OkResult)
+    passes = [observed("clean", 1000), observed("attributed", attributed_ns)]
+    texts = warnings_of(result.case, result.models, passes, result.warmup_ns)
+    assert any("was not warm" in text for text in texts) is is_warned
+
+
+def test_a_warm_up_that_never_settled_is_told() -> None:
+    result, _ = measure_case(job("ar"), lambda phase: None)
+    assert isinstance(result, OkResult)
+    (text,) = (t for t in warnings_of(result.case, result.models, [observed("clean", 9)], (9, 5)) if "warm-up" in t)
+    assert text == "the warm-up was still getting faster after 2 runs"

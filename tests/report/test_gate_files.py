@@ -358,7 +358,7 @@ def test_changes_are_signed_and_never_nan() -> None:
     assert change(row("same", now=100)) == "0 %"
     assert change(row("regression", timing=timing(ratio=2.5))) == "+150 %"
     text = row_line(row("regression", before=0.5, now=1.25, unit="ms", timing=timing(ratio=2.5)))
-    assert text == "regression: torch_ops 0.500 -> 1.25 ms (+150 %); why"
+    assert text == "regression: torch_ops 0.500 -> 1.25 ms (in pairs +150 %); why"
 
 
 def test_the_worst_is_told_first_and_not_all_of_it() -> None:

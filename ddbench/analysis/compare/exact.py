@@ -93,10 +93,15 @@ def counter_changes(a: Setting, b: Setting) -> Iterator[CounterChange]:
     for name in sorted(ours.keys() & theirs.keys()):
         one, other = ours[name], theirs[name]
         if one != other:
-            direction = counter(name).direction
-            is_better = (other < one) == (direction == "lower")
-            verdict = "changed" if direction == "equal" else "better" if is_better else "worse"
-            yield CounterChange(name, one, other, verdict, _rates(name, ours, theirs))  # type: ignore[arg-type]
+            rates = _rates(name, ours, theirs)
+            yield CounterChange(name, one, other, _verdict(counter(name).direction, *(rates or (one, other))), rates)
+
+
+def _verdict(direction: str, one: float, other: float) -> Literal["better", "worse", "changed"]:
+    """Of rates where there are any: more rounds that each take the same work are told by their own counter."""
+    if direction == "equal" or one == other:
+        return "changed"
+    return "better" if (other < one) == (direction == "lower") else "worse"
 
 
 def counters(setting: Setting) -> dict[str, int]:

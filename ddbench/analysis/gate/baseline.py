@@ -187,9 +187,18 @@ def _check_finished(run: RunFrames) -> None:
         first = run.failures.iloc[0]
         raise DdbenchError(
             f"{run_id}: {len(run.failures)} of {len(run.manifests[0].case_ids)} cases were not measured and correct, "
-            f"the first is '{first['label']}' ({first['outcome']}): no baseline is made of it; go on with: "
-            f"ddbench sweep --resume RUN" + (" --against CHECKOUT" if run.manifests[0].interleaved_with else "")
+            f"the first is '{first['label']}' ({first['outcome']}): no baseline is made of it; "
+            + _cure(run, str(first["outcome"]))
         )
+
+
+def _cure(run: RunFrames, outcome: str) -> str:
+    """A case whose output is wrong stays wrong however often it runs."""
+    if outcome == "incorrect":
+        return "mend the code, and sweep anew"
+    return "go on with: ddbench sweep --resume RUN" + (
+        " --against CHECKOUT" if run.manifests[0].interleaved_with else ""
+    )
 
 
 def _check_alike(first: RunFrames, other: RunFrames, shapes: Mapping[str, Any], others: Mapping[str, Any]) -> None:

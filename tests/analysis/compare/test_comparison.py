@@ -88,6 +88,8 @@ def test_tau_is_exact_under_greedy_decoding_even_where_runs_took_no_turns(side: 
     assert tree.verdict == "slower"
     rounds = next(change for change in tree.counters if change.name == "num_rounds")
     assert rounds.verdict == "worse"
+    for change in (one for one in tree.counters if one.rates is not None):  # the verdict is that of the change shown
+        assert (change.verdict == "changed") == (change.rates[0] == change.rates[1])  # type: ignore[index]
     assert rounds.a < rounds.b
 
 

@@ -177,7 +177,9 @@ def test_shifts_of_a_setting_against_itself_are_zero(base: Path) -> None:
 
 
 @pytest.mark.parametrize(("block_sizes", "depth"), [((8, 8), 3), ((8, 3), 2)])
-def test_a_depth_that_one_side_never_reaches_counts_where_both_draft_it(block_sizes: tuple[int, int], depth: int) -> None:
+def test_a_depth_that_one_side_never_reaches_counts_where_both_draft_it(
+    block_sizes: tuple[int, int], depth: int
+) -> None:
     """From depth 3 on nothing is accepted any more; with a shorter block it is not even drafted."""
     whole, cut = ([1, 9, 12, 3, 4, 1], [1, 13, 22])
     settings = [

@@ -170,12 +170,26 @@ def refused(runs: list[Path]) -> DdbenchError:
     return caught.value
 
 
+@pytest.mark.parametrize(
+    ("hole", "partner", "cure"),
+    [
+        ("failed", None, "--resume RUN"),
+        ("not_run", "before", "--resume RUN --against CHECKOUT"),
+        ("incorrect", None, "mend the code, and sweep anew"),
+    ],
+)
+def test_the_cure_of_a_hole_fits_it(hole: str, partner: str | None, cure: str, tmp_path: Path) -> None:
+    """What is incorrect stays so, and a run in turns is not resumed alone."""
+    with pytest.raises(DdbenchError) as caught:
+        baseline_of_folders([run(tmp_path / "run", interleaved_with=partner, **{hole: (1,)})])
+    assert str(caught.value).endswith(cure)
+
+
 @pytest.mark.parametrize("hole", ["failed", "incorrect", "not_run"])
 def test_a_run_with_holes_makes_no_baseline(hole: str, tmp_path: Path) -> None:
     error = refused([run(tmp_path / "run", **{hole: (1,)})])
     assert error.exit_code == 4
     assert "1 of 12 cases" in str(error)
-    assert "--resume" in str(error)
 
 
 def test_nothing_measured_makes_no_baseline(tmp_path: Path) -> None:

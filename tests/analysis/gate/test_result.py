@@ -149,7 +149,9 @@ def test_what_is_better_beside_a_regression_asks_for_no_new_baseline(make_run: C
     assert not any("anew" in text for text in (*result.notes, *(row.reason for row in result.rows)))
 
 
-def test_the_baselines_own_run_is_told_from_a_new_one(make_run: Callable[..., Path], file: Path, tmp_path: Path) -> None:
+def test_the_baselines_own_run_is_told_from_a_new_one(
+    make_run: Callable[..., Path], file: Path, tmp_path: Path
+) -> None:
     run = make_run()
     write_baseline(tmp_path / "own.json", baseline_of_folders([run]))
     assert any("this very run" in note for note in gate_folders(run, tmp_path / "own.json", COUNTERS).notes)
