@@ -116,6 +116,12 @@ class CaptureSpec(Record):
         default="stages", description="stages: an attributed pass after the clean one; none"
     )
     num_warmup_requests: int = Field(default=2, ge=0, le=10_000, description="other prompts, before anything is timed")
+    num_rehearsals: int | None = Field(
+        default=None,
+        ge=0,
+        le=100,
+        description="untimed passes over the measured prompts themselves; without: 1 on a GPU, 0 on a CPU",
+    )
     num_clean_passes: int = Field(default=1, ge=1, le=100, description="timed passes without instrumentation")
     parity_prompts: int = Field(default=4, ge=1, description="prompts that are checked against plain decoding first")
     parity_tokens: int = Field(default=24, ge=1, description="tokens of each of them")

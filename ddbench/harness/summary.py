@@ -128,7 +128,7 @@ def _warmth_warnings(observed: Sequence[Observed], warmup_ns: Sequence[int]) -> 
         gain = 1 - timed.wall_ns / clean.wall_ns
         texts.append(
             f"the pass with stage timers took {gain:.0%} less than the clean one, which was not warm: "
-            "raise num_warmup_requests or num_clean_passes"
+            "raise num_rehearsals or num_clean_passes"
         )
     return texts
 

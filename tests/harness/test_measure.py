@@ -282,3 +282,14 @@ def test_a_warm_up_that_never_settled_is_told() -> None:
     assert isinstance(result, OkResult)
     (text,) = (t for t in warnings_of(result.case, result.models, [observed("clean", 9)], (9, 5)) if "warm-up" in t)
     assert text == "the warm-up was still getting faster after 2 runs"
+
+
+@pytest.mark.parametrize(("count", "expected"), [(None, 0), (0, 0), (2, 2)])
+def test_rehearsals_run_before_anything_is_timed(count: int | None, expected: int) -> None:
+    asked = job("ddtree")
+    capture = asked.case.capture.model_copy(update={"num_rehearsals": count})
+    phases: list[str] = []
+    measure_case(asked.model_copy(update={"case": asked.case.model_copy(update={"capture": capture})}), phases.append)
+    assert phases.count("rehearsal") == expected
+    if expected:
+        assert phases.index("clean pass") > phases.index("rehearsal") > phases.index("warm-up")
