@@ -376,7 +376,8 @@ def _conclude(tally: Tally, path: Path, before: Path | None, has_report: bool) -
         except KeyboardInterrupt as error:
             raise SweepInterrupted(f"interrupted; every case is kept. The report: ddbench report {path}") from error
     if tally.exit_code:
-        failed = "; failed ones run again with: ddbench sweep --resume " + str(path) if tally.counts["failed"] else ""
+        again = f"ddbench sweep --resume {path}" + (" --against CHECKOUT" if before else "")
+        failed = f"; failed ones run again with: {again}" if tally.counts["failed"] else ""
         complain(f"{tally.num_bad} of {sum(tally.counts.values())} cases were not measured and correct{failed}")
     raise SystemExit(tally.exit_code)
 

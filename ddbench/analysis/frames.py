@@ -165,7 +165,10 @@ def _read_ceilings(folder: Path) -> Ceilings | NotMeasured:
     path = folder / "ceilings.json"
     if not path.exists():
         return NotMeasured(not_measured="the run has no ceilings.json: its machine's ceilings were not measured")
-    return from_json(Ceilings, _read_text(path), str(path))
+    try:
+        return from_json(Ceilings, _read_text(path), path.name)
+    except SchemaError as error:  # what they are needed for can do without them, and says so
+        return NotMeasured(not_measured=str(error))
 
 
 def _read_results(folder: Path, manifest: Manifest) -> dict[str, CaseResult]:

@@ -195,7 +195,7 @@ def forest(points: Sequence[Point], x_label: str, limits: tuple[float, float], r
             if point.low is not None and point.high is not None:
                 axes.plot([point.low, point.high], [row + 0.1] * 2, color=point.color, linewidth=2.2, alpha=0.55)
             axes.plot([point.value], [row + 0.1], "o", color=point.color, markersize=5.5)
-        axes.set_xlabel(x_label)
+        axes.set_xlabel(_label(x_label))
         return _finish(drawing)
 
 
@@ -231,8 +231,8 @@ def lines(
         axes.set_ylim(bottom=diagonal_from or 0)
         axes.grid(axis="y")
         axes.tick_params(length=0)
-        axes.set_xlabel(x_label)
-        axes.set_ylabel(y_label)
+        axes.set_xlabel(_label(x_label))
+        axes.set_ylabel(_label(y_label))
         return _finish(drawing)
 
 
@@ -284,7 +284,7 @@ def stacked_bars(stacks: Sequence[Stack], x_label: str, limit: float) -> str:
                         color=ink,
                     )
                 left += value
-        axes.set_xlabel(x_label)
+        axes.set_xlabel(_label(x_label))
         return _finish(drawing)
 
 
@@ -335,7 +335,7 @@ def _draw_roof(axes: Axes, roof: Roof, peak: float, is_lowest: bool) -> None:
         place = {"x": start, "y": roof.rate * start * (0.8 if is_lowest else 1.2), "ha": "left"}
         place |= {"rotation": math.degrees(math.atan2(rise, run)), "rotation_mode": "anchor"}
         place["va"] = "top" if is_lowest else "bottom"
-    axes.text(s=roof.label, fontsize=_SMALL, color=_FAINT, **place)
+    axes.text(s=_label(roof.label), fontsize=_SMALL, color=_FAINT, **place)
 
 
 def _decades(low: float, high: float) -> list[float]:

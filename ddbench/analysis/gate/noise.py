@@ -32,14 +32,10 @@ class Floor(Record):
     num_runs: int
 
     @property
-    def within(self) -> float:
-        """For codes whose repeats ran in turns: what differs between runs is in both."""
-        return max(self.even_odd, self.halves)
-
-    @property
     def value(self) -> float:
         """For a run of its own; without a second run, what differs between runs is not in it."""
-        return self.within if isinstance(self.runs, NotMeasured) else max(self.within, self.runs)
+        within = max(self.even_odd, self.halves)
+        return within if isinstance(self.runs, NotMeasured) else max(within, self.runs)
 
 
 def noise_floor(runs: Sequence[Sequence[float]]) -> Floor | NotMeasured:

@@ -76,14 +76,14 @@ def policies_of(thresholds: Mapping[str, float]) -> dict[str, Policy]:
     return {**POLICIES, **given}
 
 
-def check_thresholds(baseline: Baseline, thresholds: Mapping[str, float], is_interleaved: bool) -> None:
-    """A threshold that the same code already crosses would only raise false alarms."""
+def check_thresholds(baseline: Baseline, thresholds: Mapping[str, float]) -> None:
+    """A threshold that the same code already crosses would only raise false alarms. For runs that took no turns."""
     for name, threshold in thresholds.items():
         floors = []
         for shape in baseline.shapes:
             floor = shape.metrics[name].floor if name in shape.metrics else None
             if floor is not None and not isinstance(floor, NotMeasured):
-                floors.append((floor.within if is_interleaved else floor.value, shape.label))
+                floors.append((floor.value, shape.label))
         value, label = max(floors, default=(0.0, ""))
         if threshold < value:
             enough = math.ceil(1e4 * value) / 100

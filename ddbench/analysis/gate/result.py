@@ -117,8 +117,8 @@ def _compared(
 ) -> tuple[list[Row], list[str]]:
     manifest = run.manifests[0]
     partner = manifest.interleaved_with if manifest.interleaved_with in baseline.runs else None
-    if request.only != "counters":
-        check_thresholds(baseline, request.thresholds, is_interleaved=partner is not None)
+    if request.only != "counters" and partner is None:
+        check_thresholds(baseline, request.thresholds)
     settings = shapes_of(run)
     known = [shape for shape in baseline.shapes if shape.key in settings]
     if not known:
@@ -247,7 +247,7 @@ def _notes(
         return [*notes, f"Times are not judged, {'; '.join(moved)}: qualify a baseline here, or say --only counters."]
     notes += _doubts(settings, rows)
     if partner is not None:
-        notes.append("The two codes ran in turns: pairs share the moment, and the floor is the one within a run.")
+        notes.append("The two codes ran in turns: the spread of their pairs holds the noise, and no floor is needed.")
     elif len(baseline.runs) == 1:
         notes.append(
             "The noise floor is of one run: what differs between two runs of the same code is not in it. Qualify with "

@@ -1,7 +1,8 @@
 """Times of a run against the baseline's: repeats in pairs, held to the larger of a threshold and the noise floor.
 
 Part of `gate`; the decision itself is `paired`'s. Pairs are repeats with the same number. Where the two codes ran in
-turns they also share the moment, and the floor is the one within a run.
+turns they also share the moment: then no floor is needed, since what remains of the machine's noise is in the spread of
+the pairs themselves (A/A runs with drift, ramp and slot effect stay under the nominal rate of alarms without one).
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ _REASONS: dict[str, str] = {
     NO_SPREAD: "the same in every repeat",
 }
 _SMALL = (_REASONS[BELOW_MIN_EFFECT], _REASONS[BELOW_NOISE_FLOOR])
+IN_TURNS = NotMeasured(not_measured="not needed: the codes ran in turns, the spread of their pairs holds the noise")
 _REFUSALS = frozenset((NO_PAIRS, UNUSABLE_VALUES, TOO_FEW_BLOCKS, ONE_ORDER_ONLY, SPREAD_TOO_WIDE))
 
 
@@ -94,14 +96,20 @@ class _Measured:
 
     @property
     def floor(self) -> float | NotMeasured:
+        if self.entry.partner:
+            return IN_TURNS
         floor = self.samples.floor
-        if isinstance(floor, NotMeasured):
-            return floor
-        return floor.within if self.entry.partner else floor.value
+        return floor if isinstance(floor, NotMeasured) else floor.value
+
+    @property
+    def needed_floor(self) -> float:
+        """What a difference must exceed, besides its threshold."""
+        return self.floor if isinstance(self.floor, float) else 0.0
 
     @property
     def is_decidable(self) -> bool:
-        return bool(self.pairs) and not self.entry.why_not and isinstance(self.floor, float)
+        has_floor = self.floor is IN_TURNS or isinstance(self.floor, float)
+        return bool(self.pairs) and not self.entry.why_not and has_floor
 
 
 # --------------------------------------------------------------------------------------------------------------- rows
@@ -172,10 +180,10 @@ def _why_no_pairs(before: Mapping[int, float | NotMeasured], now: Mapping[int, f
 
 
 def _cell(one: _Measured) -> Cell:
-    assert isinstance(one.floor, float)
     direction = one.metric.direction
     assert direction != "neither", "only metrics with a better side are gated"
-    limits = Limits(max(one.policy.threshold, one.floor), one.policy.absolute_floor, one.floor)
+    floor = one.needed_floor
+    limits = Limits(max(one.policy.threshold, floor), one.policy.absolute_floor, floor)
     return Cell(one.key, one.pairs, direction, limits)
 
 
@@ -199,7 +207,7 @@ def _verdict(one: _Measured, decision: Decision | None) -> tuple[Verdict, str]:
         return "incomparable", f"shown as context only: {one.entry.why_not}"
     if one.why_nothing:
         return "undecided", one.why_nothing
-    if isinstance(one.floor, NotMeasured):
+    if isinstance(one.floor, NotMeasured) and one.floor is not IN_TURNS:
         return "undecided", f"the baseline has no noise floor for it: {one.floor.not_measured}"
     assert decision is not None, "what is decidable was decided"
     texts = [_REASONS.get(code, code.replace("_", " ")) for code in decision.reasons]
@@ -207,10 +215,10 @@ def _verdict(one: _Measured, decision: Decision | None) -> tuple[Verdict, str]:
     if dropped:
         texts.append(f"{dropped} repeats of the run were throttled or have no value, and are left out")
     if decision.verdict == "slower":
-        limit = "noise floor" if one.floor > one.policy.threshold else "threshold"
-        texts.insert(0, f"worse by more than the {limit} of {100 * max(one.floor, one.policy.threshold):.3g} %")
-    if decision.verdict in ("same", "undecided") and _is_hidden(one, one.floor, decision):
-        hidden = f"worse than the threshold, which the noise floor of {100 * one.floor:.3g} % hides"
+        limit = "noise floor" if one.needed_floor > one.policy.threshold else "threshold"
+        texts.insert(0, f"worse by more than the {limit} of {100 * max(one.needed_floor, one.policy.threshold):.3g} %")
+    if decision.verdict in ("same", "undecided") and _is_hidden(one, decision):
+        hidden = f"worse than the threshold, which the noise floor of {100 * one.needed_floor:.3g} % hides"
         more = [text for text in texts if text not in _SMALL]  # said by `hidden`
         return "undecided", "; ".join((f"{hidden}: qualify on a quieter machine", *more))
     if decision.verdict == "undecided" and _is_no_worse(one, decision):
@@ -218,10 +226,10 @@ def _verdict(one: _Measured, decision: Decision | None) -> tuple[Verdict, str]:
     return _VERDICTS[decision.verdict], "; ".join(texts)
 
 
-def _is_hidden(one: _Measured, floor: float, decision: Decision) -> bool:
+def _is_hidden(one: _Measured, decision: Decision) -> bool:
     """A change for the worse that the threshold would count and only a wider noise floor lets pass: no clean bill."""
     effect = decision.effect
-    if not isinstance(effect, Effect) or floor <= one.policy.threshold:
+    if not isinstance(effect, Effect) or one.needed_floor <= one.policy.threshold:
         return False
     worse = effect.ratio if one.metric.direction == "lower" else 1 / effect.ratio
     is_felt = abs(effect.ratio - 1) * median(pair.a for pair in one.pairs) > one.policy.absolute_floor

@@ -70,8 +70,9 @@ def test_the_planted_time_is_found_in_its_stage(against: Against) -> None:
 def test_fewer_accepted_tokens_are_named_as_tau_and_not_cost(against: Against) -> None:
     found = diagnosed(against(agreement=0.7))
     assert found.cause == "tau"
-    assert found.sentences[0].startswith("It is tau, not cost: tau fell")
-    assert "; a round costs no more" in found.sentences[0] or "; a round costs the same" in found.sentences[0]
+    assert found.sentences[0].startswith(("It is tau, not cost: tau fell", "It is tau: tau fell"))
+    about_cost = ("a round costs no more", "a round costs the same", "whether a round costs more is open")
+    assert any(words in found.sentences[0] for words in about_cost)
     assert "at depth 1: the first drafted token" in found.sentences[1]
 
 
