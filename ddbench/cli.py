@@ -278,7 +278,7 @@ def compare_command(runs: tuple[Path, ...], formats: str, out: Path | None, **op
     for run in runs:
         check_run_folder(run)
     for name in ("arms", "metrics", "allow"):
-        options[name] = _words(options[name])
+        options[name] = _named(name, options[name])
     options["min_effect"] /= 100
     found = compare_folders(runs, **options)
     files, text = publish(found, _words(formats), out)
@@ -297,6 +297,14 @@ def _console() -> Console:
 
 def _words(text: str | None) -> tuple[str, ...]:
     return tuple(word.strip() for word in (text or "").split(",") if word.strip())
+
+
+def _named(option: str, text: str | None) -> tuple[str, ...]:
+    """The words of an option, which has some where it is given."""
+    words = _words(text)
+    if text is not None and not words:
+        raise UserError(f"--{option} names nothing: leave it out, or give a name")
+    return words
 
 
 def _formats(text: str) -> tuple[str, ...]:

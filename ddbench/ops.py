@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -75,6 +77,27 @@ class OpCheck:
     error: float  # largest relative error of a floating-point result; 0 where there is none
     tolerance: float  # what was allowed
     detail: str  # what is wrong, empty where nothing is
+
+
+@dataclass(frozen=True, slots=True)
+class TritonLauncher:
+    """An implementation in `kernels/<stem>_triton.py`, imported at its first call: triton is an extra."""
+
+    stem: str
+    name: str = ""  # of the launcher; without: the stem's own
+
+    def __call__(self, **inputs: Any) -> Any:
+        module = import_module(f"ddbench.kernels.{self.stem}_triton")
+        return getattr(module, self.name or f"{self.stem}_triton")(**inputs)
+
+
+def why_not(op: Op, implementation: str, device: str) -> str | None:
+    """Why an implementation cannot run on a device of this machine; None: it can."""
+    if not isinstance(op.implementations.get(implementation), TritonLauncher):
+        return None
+    if find_spec("triton") is None:
+        return "triton is not installed: pip install 'ddbench[gpu]'"
+    return None if device == "cuda" else "needs a CUDA device"
 
 
 def _tree_attention_dense(

@@ -429,6 +429,19 @@ def test_a_report_of_what_is_no_run(run: Path, tmp_path: Path) -> None:
     assert_complaint(call("report", str(run), "--out", "/proc/ddbench"), "cannot be written")
 
 
+def test_comparisons_and_gates_that_cannot_be(run: Path, tmp_path: Path) -> None:
+    absent = str(tmp_path / "baseline.json")
+    assert_complaint(call("compare", str(run), "nowhere"), "nowhere: there is no such run folder")
+    assert_complaint(call("compare", str(run), "--arms", "ar,chian"), "did you mean 'chain'?")
+    assert_complaint(call("compare", str(run), "--metrics", ",", "--arms", "ar,chain"), "--metrics names nothing")
+    assert_complaint(call("compare", str(run), "--format", "pdf", "--arms", "ar,chain"), "unknown format 'pdf'")
+    assert_complaint(call("gate", "nowhere", "--baseline", absent), "nowhere: there is no such run folder")
+    assert_complaint(call("gate", str(run), "--baseline", absent, "--threshold", "tpot=3"), "did you mean 'tpot_ms'?")
+    assert_complaint(call("gate", str(run), "--baseline", absent, "--threshold", "tpot_ms"), "expected METRIC=PCT")
+    assert_complaint(call("qualify", "--from", str(run), "--blocks", "3", "--out", absent), "leave out --blocks")
+    assert_complaint(call("sweep", "smoke", "--against", str(tmp_path)), "no checkout of ddbench there")
+
+
 def test_a_run_that_goes_on_or_never_began_is_reported_as_what_it_is(run: Path) -> None:
     shutil.rmtree(case_of(run))
     (run / "cases" / ".partial-x-1").mkdir()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ddbench.errors import UserError
-from ddbench.ops import OPS, SIZES, check_op, find_op
+from ddbench.ops import OPS, SIZES, TritonLauncher, check_op, find_op, why_not
 from ddbench.reference import rms_norm
 
 MATRIX = [(op, name, size) for op in OPS.values() for name in op.implementations for size in SIZES]
@@ -17,7 +17,11 @@ MATRIX = [(op, name, size) for op in OPS.values() for name in op.implementations
 @pytest.mark.parametrize(("op", "implementation", "size"), MATRIX, ids=[f"{o.name}-{i}-{s}" for o, i, s in MATRIX])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_implementation_meets_specification(op, implementation, size, seed):
-    check = check_op(op, implementation, size, seed)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    reason = why_not(op, implementation, device)
+    if reason is not None:
+        pytest.skip(reason)
+    check = check_op(op, implementation, size, seed, device)
     assert check.ok, check.detail
     assert check.error <= check.tolerance
     assert check.detail == ""
@@ -71,3 +75,10 @@ def test_unknown_names_are_user_errors():
         find_op("rmsnorm")
     with pytest.raises(UserError, match="did you mean 'fused'"):
         check_op(find_op("materialize_kv"), "fuse", "small")
+
+
+def test_what_needs_a_gpu_says_so():
+    fake = dataclasses.replace(OPS["rms_norm"], implementations={"triton": TritonLauncher("rms_norm"), "torch": len})
+    assert why_not(fake, "torch", "cpu") is None
+    reason = why_not(fake, "triton", "cpu")
+    assert reason in ("needs a CUDA device", "triton is not installed: pip install 'ddbench[gpu]'")

@@ -18,7 +18,7 @@ from ddbench.engine.parts import ABSENT, PARTS, supports
 from ddbench.engine.types import Request
 from ddbench.harness.parity import Outputs, autoregressive_outputs, compare, next_token_logits, outputs_of
 from ddbench.models.weights import Models, checkpoint_folder, load_models
-from ddbench.ops import OPS, SIZES, check_op
+from ddbench.ops import OPS, SIZES, check_op, why_not
 from ddbench.spec import ARMS, EngineSpec
 
 PARITY_TARGETS = ("tiny-gqa", "tiny-mla-moe", "nano-k2")
@@ -54,6 +54,10 @@ def check_ops(device: Literal["cpu", "cuda"]) -> Iterator[Row]:
     """Every implementation on every kind of input."""
     for op in OPS.values():
         for implementation in op.implementations:
+            reason = why_not(op, implementation, device)
+            if reason is not None:
+                yield Row("ops", f"{op.name} {implementation}", "skipped", reason)
+                continue
             checks = [check_op(op, implementation, size, device=device) for size in SIZES]
             wrong = [f"{check.size}: {check.detail}" for check in checks if not check.ok]
             worst = max(check.error for check in checks)

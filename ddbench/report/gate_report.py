@@ -190,7 +190,7 @@ def _timings(result: GateResult) -> Section | Skipped:
         Column("Baseline"),
         Column("Now"),
         Column("Change", tip="ratio of run to baseline over pairs of repeats, with its 95 % interval"),
-        Column("Pairs", tip="repeats of both with the same number"),
+        Column("Pairs", tip="repeats of both with the same number", is_minor=True),
         Column("Floor", tip="noise floor: what repeats of the baseline's own code differ by at most"),
         Column("Threshold", tip="as asked for; the larger of floor and threshold decides"),
         *text_columns("Verdict", "Why"),
