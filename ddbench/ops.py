@@ -156,11 +156,27 @@ _EXPERT_FORMS: tuple[moe_experts_kernels.Form, ...] = ("gather", "grouped", "den
 OPS: Mapping[str, Op] = {
     op.name: op
     for op in (
-        _op(rms_norm, {"torch": rms_norm_kernels.rms_norm}, tolerance=1e-6),
+        _op(
+            rms_norm,
+            {"torch": rms_norm_kernels.rms_norm, "triton": TritonLauncher("rms_norm")},
+            tolerance=1e-6,
+        ),
         _op(rope, {"torch": rope_kernels.rope}, tolerance=1e-6),
-        _op(tree_attention, {"dense": _tree_attention_dense}, tolerance=2e-6),
+        _op(
+            tree_attention,
+            {"dense": _tree_attention_dense, "triton": TritonLauncher("tree_attention")},
+            tolerance=2e-6,
+        ),
         # SDPA sums in tiles of its own: 3.3e-6 on an H200 where logits reach hundreds (plain products: 1.9e-6).
-        _op(mla_tree_attention, {"matmul": _mla_dense("matmul"), "sdpa": _mla_dense("sdpa")}, tolerance=5e-6),
+        _op(
+            mla_tree_attention,
+            {
+                "matmul": _mla_dense("matmul"),
+                "sdpa": _mla_dense("sdpa"),
+                "triton": TritonLauncher("mla_tree_attention"),
+            },
+            tolerance=5e-6,
+        ),
         _op(moe_route, {"torch": moe_route_kernels.moe_route}, tolerance=1e-6, integer_outputs=True),
         _op(
             moe_experts,
@@ -193,18 +209,40 @@ OPS: Mapping[str, Op] = {
                 "sequential": materialize_kv_kernels.materialize_sequential,
                 "batched": materialize_kv_kernels.materialize_batched,
                 "fused": materialize_kv_kernels.materialize_fused,
+                "triton": TritonLauncher("materialize_kv"),
             },
             tolerance=3e-6,
         ),
-        _op(draft_topk, {"torch": draft_topk_kernels.draft_topk}, tolerance=1e-6, integer_outputs=True),
         _op(
-            tree_build,
-            {"heap": tree_build_kernels.tree_build_heap, "levelwise": tree_build_kernels.tree_build_levelwise},
+            draft_topk,
+            {"torch": draft_topk_kernels.draft_topk, "triton": TritonLauncher("draft_topk")},
+            tolerance=1e-6,
             integer_outputs=True,
         ),
-        _op(tree_compile, {"torch": tree_compile_kernels.tree_compile}, integer_outputs=True),
-        _op(accept_walk, {"torch": accept_walk_kernels.accept_walk}, integer_outputs=True),
-        _op(commit_kv, {"torch": commit_kv_kernels.commit_kv}, integer_outputs=True),
+        _op(
+            tree_build,
+            {
+                "heap": tree_build_kernels.tree_build_heap,
+                "levelwise": tree_build_kernels.tree_build_levelwise,
+                "triton": TritonLauncher("tree_build"),
+            },
+            integer_outputs=True,
+        ),
+        _op(
+            tree_compile,
+            {"torch": tree_compile_kernels.tree_compile, "triton": TritonLauncher("tree_compile")},
+            integer_outputs=True,
+        ),
+        _op(
+            accept_walk,
+            {"torch": accept_walk_kernels.accept_walk, "triton": TritonLauncher("accept_walk")},
+            integer_outputs=True,
+        ),
+        _op(
+            commit_kv,
+            {"torch": commit_kv_kernels.commit_kv, "triton": TritonLauncher("commit_kv")},
+            integer_outputs=True,
+        ),
     )
 }
 

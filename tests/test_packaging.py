@@ -32,12 +32,14 @@ SHIPPED = {  # folder in the checkout -> folder in the wheel
 }
 SITE_PACKAGES = tuple(dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib")))
 IMPORT_ALL = """
-import importlib, pathlib, ddbench, ddbench.kernels, ddbench.reference
+import importlib, importlib.util, pathlib, ddbench, ddbench.kernels, ddbench.reference
+has_triton = importlib.util.find_spec("triton") is not None  # an extra
 for package in (ddbench.kernels, ddbench.reference):
     for folder in package.__path__:
         print(folder)
         for path in pathlib.Path(folder).glob("*.py"):
-            importlib.import_module(f"{package.__name__}.{path.stem}")
+            if has_triton or not path.stem.endswith("_triton"):
+                importlib.import_module(f"{package.__name__}.{path.stem}")
 """
 
 

@@ -1,0 +1,281 @@
+"""RMS normalisation in one launch; with the residual addition before it, or with RoPE after it, in the same launch.
+
+Where in the flow: every layer's input and the final norm (M = hidden), MLA's compressed q and latent rows, and the
+per-head norms of q and k (M = head dim, then RoPE). The round's smallest ops and its most frequent: fused for launches,
+not for bytes.
+Letters: M the normalised dim, B batch rows, T tokens, H heads, D head dim; `rotary_dim` <= D leading dims rotate.
+
+A program holds whole rows in registers: one row of 7168 (8 warps, 32 elements per thread), or as many short rows as
+make 4096 elements. How many depends on M alone and rows never mix, so a row's result does not depend on the batch.
+fp32 inside, one rounding at the end. The sum with the residual is rounded before it is normalised: what is stored is
+what is normalised, as when the two ops run apart.
+
+Floor: K2.6, 65 nodes x 7168 x 2 B, read and written: 1.9 MB or 0.4 us at 4.4 TB/s (with residual 3.7 MB), 16 requests
+30 MB or 7 us (60 MB, 14 us). Prediction on an H200, in a graph: 2.5 us up to 132 rows (load, sum over 8 warps, store:
+latency binds), 9 us at 1040 rows (17 with the residual; DRAM, if the L2 cache does not hold the rows still).
+If it misses: at few rows two CTAs per row are not worth their exchange: fuse into the neighbouring GEMM's reduction; at
+many rows look for 16-byte accesses and 4 programs per multiprocessor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+TILE_ELEMENTS = 4096  # short rows: elements a program holds
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@triton.jit(do_not_specialize=["num_rows", "inner_rows"])
+def _rms_norm_kernel(
+    x_ptr,  # row r at (r // inner_rows) * outer_stride + (r % inner_rows) * row_stride
+    residual_ptr,  # [rows, M], read with HAS_RESIDUAL only
+    weight_ptr,  # [M]
+    out_ptr,  # [rows, M]
+    sum_ptr,  # [rows, M], written with HAS_RESIDUAL only
+    eps,
+    num_rows,
+    inner_rows,
+    outer_stride,
+    row_stride,
+    M: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    column = tl.arange(0, BLOCK_M)[None, :]
+    start = (row // inner_rows).to(tl.int64) * outer_stride + (row % inner_rows).to(tl.int64) * row_stride
+    at = row.to(tl.int64)[:, None] * M + column
+    mask = (row < num_rows)[:, None] & (column < M)
+    weight = tl.load(weight_ptr + column, mask=column < M, other=0).to(tl.float32)
+    x = tl.load(x_ptr + start[:, None] + column, mask=mask, other=0).to(tl.float32)
+    if HAS_RESIDUAL:
+        x += tl.load(residual_ptr + at, mask=mask, other=0).to(tl.float32)
+        rounded = x.to(sum_ptr.dtype.element_ty)
+        tl.store(sum_ptr + at, rounded, mask=mask)
+        x = rounded.to(tl.float32)
+    scale = 1 / tl.sqrt_rn(tl.sum(x * x, 1) / M + eps)
+    out = x * scale[:, None] * weight
+    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _rms_norm_rope_kernel(
+    x_ptr,  # [tokens, H, D] by strides, innermost 1
+    weight_ptr,  # [D]
+    cos_ptr,  # [tokens, HALF]
+    sin_ptr,  # [tokens, HALF]
+    out_ptr,  # [tokens, H, D]
+    eps,
+    num_rows,  # tokens * H
+    token_stride,
+    head_stride,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_TAIL: tl.constexpr,  # 0 where all dims rotate
+):
+    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    is_row = (row < num_rows)[:, None]
+    token = (row // HEADS).to(tl.int64)
+    start = (token * token_stride + (row % HEADS).to(tl.int64) * head_stride)[:, None]
+    out = row.to(tl.int64)[:, None] * DIM
+    pair = tl.arange(0, BLOCK_HALF)[None, :]
+    is_pair = pair < HALF
+    mask = is_row & is_pair
+    first = tl.load(x_ptr + start + pair, mask=mask, other=0).to(tl.float32)
+    second = tl.load(x_ptr + start + HALF + pair, mask=mask, other=0).to(tl.float32)
+    cos = tl.load(cos_ptr + token[:, None] * HALF + pair, mask=mask, other=0).to(tl.float32)
+    sin = tl.load(sin_ptr + token[:, None] * HALF + pair, mask=mask, other=0).to(tl.float32)
+    weight_1 = tl.load(weight_ptr + pair, mask=is_pair, other=0).to(tl.float32)
+    weight_2 = tl.load(weight_ptr + HALF + pair, mask=is_pair, other=0).to(tl.float32)
+    square = tl.sum(first * first + second * second, 1)
+    if BLOCK_TAIL:
+        rest = 2 * HALF + tl.arange(0, BLOCK_TAIL)[None, :]
+        tail = tl.load(x_ptr + start + rest, mask=is_row & (rest < DIM), other=0).to(tl.float32)
+        square += tl.sum(tail * tail, 1)
+    scale = 1 / tl.sqrt_rn(square / DIM + eps)[:, None]
+    first = first * scale * weight_1
+    second = second * scale * weight_2
+    kind = out_ptr.dtype.element_ty
+    tl.store(out_ptr + out + pair, (first * cos - second * sin).to(kind), mask=mask)
+    tl.store(out_ptr + out + HALF + pair, (second * cos + first * sin).to(kind), mask=mask)
+    if BLOCK_TAIL:
+        weight_3 = tl.load(weight_ptr + rest, mask=rest < DIM, other=0).to(tl.float32)
+        tl.store(out_ptr + out + rest, (tail * scale * weight_3).to(kind), mask=is_row & (rest < DIM))
+
+
+def _check(op: str, x: torch.Tensor, contiguous: dict[str, torch.Tensor]) -> None:
+    """Refuse what the kernels cannot address."""
+    for name, tensor in {"x": x, **contiguous}.items():
+        if not (tensor.is_cuda or triton.knobs.runtime.interpret):
+            raise ValueError(
+                f"{op}: {name} is on {tensor.device}, need a CUDA device; "
+                "on a CPU take the torch implementation, or set TRITON_INTERPRET=1 before triton is imported"
+            )
+        if tensor.dtype not in DTYPES:
+            raise ValueError(f"{op}: {name} is {tensor.dtype}, need bfloat16, float16 or float32")
+    for name, tensor in contiguous.items():
+        if not tensor.is_contiguous():
+            raise ValueError(f"{op}: {name} must be contiguous, has strides {tensor.stride()}")
+
+
+def _row_strides(x: torch.Tensor) -> tuple[int, int, int]:
+    """-> (inner rows, outer stride, row stride) of x's rows in order; heads cut out of a wider projection have both."""
+    groups: list[tuple[int, int]] = []  # (size, stride) of the leading dims, merged where they run on, outermost first
+    for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True):
+        if size == 1:
+            continue
+        if groups and groups[-1][1] == size * stride:
+            groups[-1] = (groups[-1][0] * size, stride)
+        else:
+            groups.append((size, stride))
+    if len(groups) > 2 or (x.shape[-1] > 1 and x.stride(-1) != 1):
+        raise ValueError(
+            f"rms_norm_triton: rows must be reachable by two strides, their elements by 1; got shape {tuple(x.shape)}, "
+            f"strides {x.stride()}: call .contiguous() first"
+        )
+    outer, inner = ((1, 0), (1, 0), *groups)[-2:]
+    return inner[0], outer[1], inner[1]
+
+
+def _num_warps(elements: int) -> int:
+    return 1 if elements <= 256 else 4 if elements <= 4096 else 8
+
+
+def _norm(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, out: list[torch.Tensor]
+) -> None:
+    """Launch the norm into out[0] and, with a residual, the sum into out[1]."""
+    given = {"weight": weight, **{f"out[{i}]": tensor for i, tensor in enumerate(out)}}
+    _check("rms_norm_triton", x, given if residual is None else {**given, "residual": residual})
+    size = x.shape[-1]
+    num_rows = x.numel() // size
+    assert weight.shape == (size,), f"weight: got {tuple(weight.shape)}, x {tuple(x.shape)}"
+    assert all(t.shape == x.shape for t in (*out, x if residual is None else residual)), f"x has {tuple(x.shape)}"
+    if num_rows == 0:
+        return
+    inner_rows, outer_stride, row_stride = _row_strides(x)
+    block = triton.next_power_of_2(size)
+    block_r = max(1, TILE_ELEMENTS // block) if block <= 512 else 1
+    _rms_norm_kernel[(triton.cdiv(num_rows, block_r),)](
+        x, x if residual is None else residual, weight, out[0], out[-1], eps,
+        num_rows, inner_rows, outer_stride, row_stride, M=size, HAS_RESIDUAL=residual is not None,
+        BLOCK_R=block_r, BLOCK_M=block, num_warps=_num_warps(block_r * block),
+    )  # fmt: skip
+
+
+def _dense_like(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def rms_norm_triton(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`x / sqrt(mean(x^2) + eps) * weight` over the last dim, [..., M] -> [..., M]; fp32 inside, result in x.dtype."""
+    out = _dense_like(x) if out is None else out
+    _norm(x, None, weight, eps, [out])
+    return out
+
+
+def add_rms_norm_triton(
+    x: torch.Tensor,  # [..., M] what a layer adds
+    residual: torch.Tensor,  # [..., M]
+    weight: torch.Tensor,  # [M]
+    eps: float,
+    *,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,  # the results, to be written; the sum may be `residual`
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """-> (rms_norm(x + residual), x + residual), both in x.dtype; the sum is what a captured feature must be."""
+    normed, total = out or (_dense_like(x), _dense_like(x))
+    _norm(x, residual, weight, eps, [normed, total])
+    return normed, total
+
+
+def rms_norm_rope_triton(
+    x: torch.Tensor,  # [B, T, H, D], heads and tokens by any strides
+    weight: torch.Tensor,  # [D]
+    eps: float,
+    cos_rows: torch.Tensor,  # [B, T, 1, rotary_dim/2] fp32
+    sin_rows: torch.Tensor,  # [B, T, 1, rotary_dim/2] fp32
+    *,
+    out: torch.Tensor | None = None,  # [B, T, H, D]
+) -> torch.Tensor:
+    """`rope(rms_norm(x, weight, eps), cos_rows, sin_rows)` without rounding in between, [B, T, H, D] in x.dtype."""
+    out = _dense_like(x) if out is None else out
+    _check("rms_norm_rope_triton", x, {"weight": weight, "cos_rows": cos_rows, "sin_rows": sin_rows, "out": out})
+    batch, num_tokens, heads, dim = x.shape
+    half = cos_rows.shape[-1]
+    assert weight.shape == (dim,), f"x has {tuple(x.shape)}, weight {tuple(weight.shape)}"
+    assert out.shape == x.shape, f"x has {tuple(x.shape)}, out {tuple(out.shape)}"
+    assert cos_rows.shape == sin_rows.shape == (batch, num_tokens, 1, half), f"{cos_rows.shape}, {sin_rows.shape}"
+    assert 2 * half <= dim, f"{2 * half} of {dim} dims to rotate"
+    if x.numel() == 0:
+        return out
+    inner_rows, _, token_stride = _row_strides(x[:, :, 0])
+    if inner_rows != batch * num_tokens:
+        raise ValueError(
+            "rms_norm_rope_triton: tokens of all batch rows must be reachable by one stride; "
+            f"got shape {tuple(x.shape)}, strides {x.stride()}: call .contiguous() first"
+        )
+    block_half = triton.next_power_of_2(half)
+    block_r = max(1, TILE_ELEMENTS // triton.next_power_of_2(dim) // 2)
+    num_rows = x.numel() // dim
+    _rms_norm_rope_kernel[(triton.cdiv(num_rows, block_r),)](
+        x, weight, cos_rows, sin_rows, out, eps, num_rows, token_stride, x.stride(2),
+        HEADS=heads, DIM=dim, HALF=half, BLOCK_R=block_r, BLOCK_HALF=block_half,
+        BLOCK_TAIL=0 if dim == 2 * half else triton.next_power_of_2(dim - 2 * half), num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+_NORM = {
+    **dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr", "out_ptr", "sum_ptr"), "*bf16"),
+    "eps": "fp32",
+    "num_rows": "i32",
+    "inner_rows": "i32",
+    "outer_stride": "i32",
+    "row_stride": "i32",
+}
+_NORM_ROPE = {
+    "x_ptr": "*bf16",
+    "weight_ptr": "*bf16",
+    "cos_ptr": "*fp32",
+    "sin_ptr": "*fp32",
+    "out_ptr": "*bf16",
+    "eps": "fp32",
+    "num_rows": "i32",
+    "token_stride": "i32",
+    "head_stride": "i32",
+}
+
+
+def _entry(name: str, kernel: object, signature: dict[str, str], num_warps: int, **constexprs: Any) -> dict[str, Any]:
+    multiples = (arg for arg, kind in signature.items() if kind.startswith("*") or arg.endswith("stride"))
+    return {
+        "name": name,
+        "kernel": kernel,
+        "signature": signature,
+        "constexprs": constexprs,
+        "num_warps": num_warps,
+        "num_stages": 3,
+        "divisible_by_16": tuple(multiples),
+    }
+
+
+AOT = (
+    _entry("k2.6-hidden", _rms_norm_kernel, _NORM, 8, M=7168, HAS_RESIDUAL=False, BLOCK_R=1, BLOCK_M=8192),
+    _entry("k2.6-hidden-add", _rms_norm_kernel, _NORM, 8, M=7168, HAS_RESIDUAL=True, BLOCK_R=1, BLOCK_M=8192),
+    _entry("latent-512", _rms_norm_kernel, _NORM, 4, M=512, HAS_RESIDUAL=False, BLOCK_R=8, BLOCK_M=512),
+    _entry("head-128", _rms_norm_kernel, _NORM, 4, M=128, HAS_RESIDUAL=False, BLOCK_R=32, BLOCK_M=128),
+    _entry(
+        "head-128-rope", _rms_norm_rope_kernel, _NORM_ROPE, 4,
+        HEADS=32, DIM=128, HALF=64, BLOCK_R=16, BLOCK_HALF=64, BLOCK_TAIL=0,
+    ),
+)  # fmt: skip

@@ -1,0 +1,586 @@
+"""Tree attention on the GPU: N new tokens over a K/V cache, the context split over the whole chip.
+
+What a verify and a draft block run per layer. Query heads that share a KV head and the new tokens together are the
+rows of one matrix product (row = token * R + head), so a context row is read once for all nodes and heads. Work is
+counted in blocks of `Tile.block` cache rows: the requests' blocks (context and new rows, from the first row that a
+window leaves) stand in one line, and each of P programs per (query tile, KV head) takes an equal stretch of it,
+whatever the lengths are: no length is read on the host and a bound that is too large costs nothing. A stretch may end
+one request and begin another. Where it holds all of a request, the result is final; otherwise an fp32 partial (max,
+sum, values) goes to the workspace, slot `program + request`, and a second launch combines. Whole blocks below
+`lengths` are not masked at all; the rest goes in sub-blocks of at most 64 rows, masked by length, window, and each
+node's row of ancestor bits, packed in 32-bit words. Rows that no token can see (from lengths + N on, and before the
+window) are not read and may hold NaN; the new rows must be finite, as for the torch version. A token that sees
+nothing gets zeros. Which blocks meet in one partial depends on the other requests' lengths: company changes rounding,
+nothing else. Repeated calls agree bit for bit. All N new rows are visited for every query tile: right for a prefill,
+but it wastes half of the work among the new rows.
+Letters: B batch rows, N new tokens, S cache rows, H query heads, G KV heads, R = H/G, D head dim, P programs, W words.
+
+Floor, GQA 32/8/128 in bf16: 4,096 bytes of K/V per context row and request, 16,384 N flops. At context 8192 and batch 1
+33.5 MB = 7.6 us (4.4 TB/s) whatever N; 1.1 GFLOP = 1.4 us for 8 nodes, 8.6 GFLOP = 11 us for 64 (790 TFLOP/s): memory
+binds below 45 nodes, tensor cores above. Batch and context scale both.
+Predicted on an H200, inside a graph (not measured yet): context 8k, batch 1: 14-16 us for 8 nodes (10 us of reading at
+80 %, the rest schedule, pipeline fill, second launch and 2 MB of partials), 24-30 us for 64 nodes (masked sub-blocks
+and 8.4 MB of partials in L2 weigh as much as a third of the products); context 32k or batch 16: 75 % of the byte floor
+for 8 nodes, 50-60 % of the flops floor for 64 (products and softmax take turns in a warpgroup).
+If it misses: at batch 1, programmatic dependent launch for the combine (its schedule needs no partials), and 2 blocks a
+program at least; at 64 nodes, TMA descriptors, then block 64 with 3 stages (`tile=`), then warp specialisation.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+WORD = 32  # ancestor bits in one packed word
+COMBINE_ROWS = 4  # query rows of one combine program
+COMBINE_PARTS = 8  # partials it has in flight
+
+
+class Tile(NamedTuple):
+    """Shape of the attention kernel: query rows and cache rows of a step, warps, pipeline depth, CTAs an SM holds."""
+
+    rows: int
+    block: int
+    warps: int
+    stages: int
+    residents: int
+
+
+# Measured nowhere yet. 64 rows is what one warpgroup's wgmma works on: fewer rows in a step do not save anything.
+TILES_16_BIT = {"narrow": Tile(64, 64, 4, 3, 2), "wide": Tile(128, 128, 8, 2, 1)}
+TILE_32_BIT = Tile(16, 32, 4, 2, 2)  # plain FMAs (IEEE products): for exactness, not for speed
+
+
+class Plan(NamedTuple):
+    """Grid of one call, from host-known numbers only."""
+
+    tile: Tile
+    num_tiles: int  # query tiles of one KV head
+    programs: int  # P, stretches of the line of blocks
+    partial_rows: int  # rows of values in the workspace; each also has a max and a sum
+
+
+def pack_visible_triton(visible: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """[B, N, N] bool -> [B, N, ceil(N/32)] int32: bit c of word w of row i says that token i sees token 32w + c.
+
+    Once per forward: all its layers share the result.
+    """
+    batch, num_new, width = visible.shape
+    _require(visible.dtype == torch.bool, f"visible is {visible.dtype}, expected bool")
+    _require(num_new == width, f"visible has shape {tuple(visible.shape)}, expected [B, N, N]")
+    _check_device(visible, "visible")
+    num_words = triton.cdiv(num_new, WORD)
+    if out is None:
+        out = torch.empty(batch, num_new, num_words, dtype=torch.int32, device=visible.device)
+    _check_output(out, (batch, num_new, num_words), torch.int32, "out")
+    block_words = triton.next_power_of_2(num_words)
+    raw = visible.view(torch.uint8)
+    grid = (batch * num_new,)
+    _pack_visible_kernel[grid](raw, out, *raw.stride(), num_new, num_words, BLOCK_W=block_words, num_warps=1)
+    return out
+
+
+def tree_attention_plan(
+    batch: int,
+    num_new: int,
+    num_heads: int,
+    num_kv: int,
+    bound: int,  # host integer >= lengths.max()
+    element_size: int,
+    num_sms: int,
+    tile: Tile | None = None,
+    programs: int | None = None,
+) -> Plan:
+    """How a call is cut up. `tile` and `programs` (P) override the choice, for tuning."""
+    rows = num_new * (num_heads // num_kv)
+    if tile is None:
+        tile = TILE_32_BIT if element_size == 4 else TILES_16_BIT["narrow" if rows <= 64 else "wide"]
+    num_tiles = triton.cdiv(rows, tile.rows)
+    most = batch * triton.cdiv(bound + num_new, tile.block)
+    if programs is None:
+        programs = _fullest_waves(num_tiles * num_kv, num_sms * tile.residents)
+    programs = max(1, min(programs, most))
+    slots = programs + batch - 1 if programs > 1 else 0  # one program holds every request whole
+    return Plan(tile, num_tiles, programs, slots * num_kv * num_tiles * tile.rows)
+
+
+def _fullest_waves(units: int, slots: int) -> int:
+    """P such that units * P programs of equal work leave the fewest of the chip's slots idle; fewer where equal."""
+    if units <= slots:
+        return slots // units
+    return min(range(1, 9), key=lambda p: (math.ceil(units * p / slots) / p * (1 + 0.02 * p), p))
+
+
+def tree_attention_triton(
+    q: torch.Tensor,  # [B, N, H, D] bf16, fp16 or fp32
+    k: torch.Tensor,  # [B, S, G, D]
+    v: torch.Tensor,  # [B, S, G, D]
+    lengths: torch.Tensor,  # [B] int64 or int32
+    visible: torch.Tensor | None,  # [B, N, N] bool
+    scale: float,
+    window: int | None = None,
+    *,
+    causal: bool = True,  # of the new tokens among themselves, where neither `visible` nor `packed` is given
+    packed: torch.Tensor | None = None,  # `pack_visible_triton(visible)`; then `visible` is not looked at
+    context_bound: int | None = None,  # host integer >= lengths.max(); only the grid depends on it
+    out: torch.Tensor | None = None,  # [B, N, H, D], contiguous
+    workspace: torch.Tensor | None = None,  # fp32, `workspace_elements` or more
+    tile: Tile | None = None,
+    programs: int | None = None,
+) -> torch.Tensor:
+    """Attention over exactly the cache rows that the specification names, -> [B, N, H, D] in q's dtype.
+
+    Reads nothing on the host. One launch where P is 1, else two; one more to pack `visible` where `packed` is missing.
+    """
+    _check_operands(q, k, v, lengths, scale, window)
+    batch, num_new, num_heads, dim = q.shape
+    num_kv = k.shape[2]
+    if packed is None and visible is not None:
+        _require(
+            visible.shape == (batch, num_new, num_new), f"visible has shape {tuple(visible.shape)}, expected [B, N, N]"
+        )
+        packed = pack_visible_triton(visible)
+    num_words = triton.cdiv(num_new, WORD)
+    if packed is not None:
+        _check_output(packed, (batch, num_new, num_words), torch.int32, "packed")
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    _check_output(out, q.shape, q.dtype, "out")
+    bound = k.shape[1] - num_new if context_bound is None else context_bound
+    plan = tree_attention_plan(batch, num_new, num_heads, num_kv, bound, q.element_size(), _num_sms(q), tile, programs)
+    values, peaks, sums = _carve(workspace, plan.partial_rows, dim, q.device)
+    mode = 0 if packed is not None else (1 if causal else 2)
+    shared: dict[str, Any] = {
+        "BLOCK": plan.tile.block,
+        "BLOCK_B": triton.next_power_of_2(batch),
+        "BLOCK_D": max(16, triton.next_power_of_2(dim)),
+        "ROWS": plan.tile.rows,
+        "GROUP": num_heads // num_kv,
+        "DIM": dim,
+        "HEADS": num_heads,
+        "WINDOWED": window is not None,
+    }
+    grid = (plan.num_tiles, num_kv, plan.programs)
+    _tree_attention_kernel[grid](
+        *(q, k, v, lengths, q if packed is None else packed, out, values, peaks, sums),
+        *(q.stride(0), k.stride(0), v.stride(0)),
+        *(batch, num_new, num_words, plan.programs, window or 0, scale * math.log2(math.e)),
+        *(*q.stride()[1:3], *k.stride()[1:3], *v.stride()[1:3]),
+        MODE=mode,
+        SUB=min(plan.tile.block, 64),
+        INTERPRET=triton.knobs.runtime.interpret,
+        num_warps=plan.tile.warps,
+        num_stages=plan.tile.stages,
+        **shared,
+    )
+    if plan.programs > 1:
+        pieces = triton.cdiv(num_new * num_heads, COMBINE_ROWS)
+        _tree_attention_combine_kernel[(pieces, batch)](
+            *(lengths, values, peaks, sums, out),
+            *(batch, num_new, plan.num_tiles, plan.programs, window or 0),
+            CHUNK=COMBINE_ROWS,
+            PARTS=COMBINE_PARTS,
+            num_warps=4,
+            **shared,
+        )
+    return out
+
+
+def workspace_elements(plan: Plan, dim: int) -> int:
+    """fp32 elements that a call with this plan needs; contents need not survive between calls, nor be initialised."""
+    return plan.partial_rows * (dim + 2)
+
+
+def _carve(
+    workspace: torch.Tensor | None, partial_rows: int, dim: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Values [rows, D], max [rows] and sum [rows] of the partials."""
+    size = partial_rows * (dim + 2)
+    if workspace is None:
+        workspace = torch.empty(max(size, 1), dtype=torch.float32, device=device)
+    _require(workspace.dtype == torch.float32, f"workspace is {workspace.dtype}, expected float32")
+    _require(workspace.is_contiguous(), "workspace must be contiguous")
+    _require(workspace.numel() >= size, f"workspace has {workspace.numel()} elements, this call needs {size}")
+    flat, split = workspace.view(-1), partial_rows * dim
+    return flat[:split], flat[split : split + partial_rows], flat[split + partial_rows : size]
+
+
+def _num_sms(tensor: torch.Tensor) -> int:
+    return torch.cuda.get_device_properties(tensor.device).multi_processor_count if tensor.is_cuda else 4
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise ValueError(f"tree_attention_triton: {what}")
+
+
+def _check_device(tensor: torch.Tensor, name: str) -> None:
+    _require(
+        tensor.is_cuda or triton.knobs.runtime.interpret,
+        f"{name} is on '{tensor.device}', and Triton kernels need a CUDA tensor (or TRITON_INTERPRET=1, set before "
+        "triton is imported); use the torch implementation on a CPU",
+    )
+
+
+def _check_output(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, name: str) -> None:
+    _require(tensor.shape == shape, f"{name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}")
+    _require(tensor.dtype == dtype, f"{name} is {tensor.dtype}, expected {dtype}")
+    _require(tensor.is_contiguous(), f"{name} must be contiguous")
+
+
+def _check_operands(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, scale: float, window: int | None
+) -> None:
+    _check_device(q, "q")
+    batch, num_new, num_heads, dim = q.shape
+    types, cache = (torch.bfloat16, torch.float16, torch.float32), (batch, *k.shape[1:3], dim)
+    _require(q.dtype in types, f"q is {q.dtype}, expected bfloat16, float16 or float32")
+    _require(k.dtype == v.dtype == q.dtype, f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}, expected one type")
+    _require(
+        k.shape == v.shape == cache, f"k and v have shapes {tuple(k.shape)} and {tuple(v.shape)}, expected {cache}"
+    )
+    _require(dim <= 128, f"head dim is {dim}, at most 128 fits; use the torch implementation")
+    _require(num_heads % k.shape[2] == 0, f"{num_heads} query heads do not divide among {k.shape[2]} KV heads")
+    _require(k.shape[1] >= num_new > 0, f"cache has {k.shape[1]} rows, and {num_new} new tokens stand in it")
+    _require(q.stride(3) == k.stride(3) == v.stride(3) == 1, "q, k and v must have unit stride along the head dim")
+    _require(k.shape[1] * max(k.stride(1), v.stride(1)) < 2**31, "a request's cache spans 2^31 elements or more")
+    _require(lengths.shape == (batch,), f"lengths has shape {tuple(lengths.shape)}, expected [{batch}]")
+    _require(lengths.is_contiguous(), "lengths must be contiguous")
+    _require(scale > 0, f"scale is {scale}, expected a positive number")
+    _require(window is None or window > 0, f"window is {window}, expected a positive number or None")
+
+
+@triton.jit(do_not_specialize=("stride_b", "stride_n", "num_new", "num_words"))
+def _pack_visible_kernel(
+    visible, packed, stride_b, stride_n, stride_c, num_new, num_words, BLOCK_W: tl.constexpr
+):  # fmt: skip
+    """One program per (request, token): 32 bytes make one word."""
+    request, token = tl.program_id(0) // num_new, tl.program_id(0) % num_new
+    words, bits = tl.arange(0, BLOCK_W), tl.arange(0, 32)
+    column = words[:, None] * 32 + bits[None, :]
+    row = visible + tl.cast(request, tl.int64) * stride_b + token * stride_n
+    seen = tl.load(row + column * stride_c, mask=column < num_new, other=0) != 0
+    word = tl.sum(tl.where(seen, tl.full([1, 1], 1, tl.int64) << bits[None, :].to(tl.int64), 0), axis=1)
+    tl.store(packed + tl.program_id(0) * num_words + words, word.to(tl.int32), mask=words < num_words)
+
+
+@triton.jit
+def _line_of_blocks(
+    lengths, batch, num_new, programs, window, BLOCK: tl.constexpr, BLOCK_B: tl.constexpr, WINDOWED: tl.constexpr
+):  # fmt: skip
+    """-> blocks [BLOCK_B] of each request, their running sum, their number T, and how many programs get one (<= T)."""
+    index = tl.arange(0, BLOCK_B)
+    length = tl.load(lengths + index, mask=index < batch, other=0).to(tl.int32)
+    blocks = (length + num_new + BLOCK - 1) // BLOCK
+    if WINDOWED:
+        blocks -= tl.maximum(length - window + 1, 0) // BLOCK
+    blocks = tl.where(index < batch, blocks, 0)
+    total = tl.sum(blocks, axis=0)
+    return blocks, tl.cumsum(blocks, axis=0), total, tl.minimum(programs, total)
+
+
+@triton.jit
+def _product(a, b, INTERPRET: tl.constexpr):
+    if INTERPRET:  # the interpreter's bf16 products are wrong
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    else:
+        return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit
+def _fold(
+    q, k, v, sees, values, peak, total, log2_scale, MASKED: tl.constexpr, INTERPRET: tl.constexpr
+):  # fmt: skip
+    """One step of the online softmax, in powers of two. `peak` is -inf for rows that have seen nothing yet."""
+    scores = _product(q, tl.trans(k), INTERPRET)
+    if MASKED:
+        scores = tl.where(sees, scores, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(scores, axis=1) * log2_scale)
+    if MASKED:
+        shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    else:
+        shift = new_peak
+    weights = tl.exp2(scores * log2_scale - shift[:, None])
+    keep = tl.exp2(peak - shift)
+    total = total * keep + tl.sum(weights, axis=1)
+    values = values * keep[:, None]
+    if INTERPRET:
+        values += tl.dot(weights, v.to(tl.float32), input_precision="ieee")
+    else:
+        values = tl.dot(weights.to(v.dtype), v, values, input_precision="ieee")
+    return values, new_peak, total
+
+
+@triton.jit
+def _ancestor_bits(packed, row_valid, num_words, offset):
+    """The 64 bits of each row that start at new token `offset` (negative in the context: zeros), as two words."""
+    first = offset >> 5
+    shift = (offset & 31).to(tl.uint64)
+    w0 = tl.load(packed + first, mask=row_valid & (first >= 0) & (first < num_words), other=0)
+    w1 = tl.load(packed + first + 1, mask=row_valid & (first >= -1) & (first + 1 < num_words), other=0)
+    w2 = tl.load(packed + first + 2, mask=row_valid & (first >= -2) & (first + 2 < num_words), other=0)
+    u0 = w0.to(tl.uint32, bitcast=True).to(tl.uint64)
+    u1 = w1.to(tl.uint32, bitcast=True).to(tl.uint64)
+    u2 = w2.to(tl.uint32, bitcast=True).to(tl.uint64)
+    low = ((u0 | (u1 << 32)) >> shift).to(tl.uint32)
+    high = ((u1 | (u2 << 32)) >> shift).to(tl.uint32)
+    return low, high
+
+
+@triton.jit(do_not_specialize=("batch", "num_new", "num_words", "programs", "window"))
+def _tree_attention_kernel(
+    q_ptr,  # [B, N, H, D]
+    k_ptr,  # [B, S, G, D]
+    v_ptr,
+    lengths,  # [B]
+    packed,  # [B, N, W] int32, where MODE is 0
+    out,  # [B, N, H, D]
+    partial_values,  # [P+B-1, G, tiles, ROWS, D] fp32
+    partial_peaks,  # [P+B-1, G, tiles, ROWS]
+    partial_sums,
+    stride_qb, stride_kb, stride_vb,
+    batch, num_new, num_words, programs, window,
+    log2_scale,  # scale * log2(e)
+    # A model's strides, compiled in: addresses of a tile are then one register and immediates.
+    STRIDE_QN: tl.constexpr, STRIDE_QH: tl.constexpr,
+    STRIDE_KS: tl.constexpr, STRIDE_KG: tl.constexpr,
+    STRIDE_VS: tl.constexpr, STRIDE_VG: tl.constexpr,
+    HEADS: tl.constexpr,
+    MODE: tl.constexpr,  # among new tokens: 0 packed bits, 1 causal, 2 all
+    SUB: tl.constexpr,  # cache rows of a masked step, divides BLOCK, at most 64
+    INTERPRET: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    ROWS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    WINDOWED: tl.constexpr,
+):  # fmt: skip
+    """Program (query tile, KV head, p): the p-th stretch of the line of blocks. Tiles that share rows run together."""
+    tile, group, program = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    blocks, ends, total_blocks, programs = _line_of_blocks(
+        lengths, batch, num_new, programs, window, BLOCK, BLOCK_B, WINDOWED
+    )
+    begin = program * total_blocks // programs
+    left = tl.where(program < programs, (program + 1) * total_blocks // programs - begin, 0)
+    request = tl.sum((ends <= begin).to(tl.int32), axis=0)
+    passed = begin - tl.sum(tl.where(ends <= begin, blocks, 0), axis=0)  # blocks of the request before the stretch
+
+    while left > 0:
+        wide = tl.cast(request, tl.int64)
+        length = tl.load(lengths + request).to(tl.int32)
+        # A zero that the compiler cannot see through: or else it works out the addresses of q, out and the partials
+        # once, before this loop, keeps them in registers through the products, and spills (ptxas, sm_90).
+        zero = tl.minimum(length, 0)
+        row = tile * ROWS + zero + tl.arange(0, ROWS)
+        node, head = row // GROUP, group * GROUP + row % GROUP
+        row_valid = node < num_new
+        dims = tl.arange(0, BLOCK_D)
+        dim_valid = dims < DIM
+        q_row = q_ptr + node[:, None] * STRIDE_QN + head[:, None] * STRIDE_QH + dims[None, :]
+        skipped = 0
+        unmasked = 0  # first block that no window masks
+        if WINDOWED:
+            skipped = tl.maximum(length - window + 1, 0) // BLOCK
+            unmasked = (tl.maximum(length + num_new - window, 0) + BLOCK - 1) // BLOCK
+        num_blocks = (length + num_new + BLOCK - 1) // BLOCK - skipped
+        low = skipped + passed
+        high = skipped + tl.minimum(passed + left, num_blocks)
+        full_low = tl.minimum(tl.maximum(low, unmasked), high)
+        full_high = tl.maximum(tl.minimum(high, length // BLOCK), full_low)
+
+        q = tl.load(q_row + wide * stride_qb, mask=row_valid[:, None] & dim_valid[None, :], other=0.0)
+        k_base = k_ptr + wide * stride_kb + group * STRIDE_KG
+        v_base = v_ptr + wide * stride_vb + group * STRIDE_VG
+        values = tl.zeros([ROWS, BLOCK_D], dtype=tl.float32)
+        peak = tl.full([ROWS], float("-inf"), dtype=tl.float32)
+        total = tl.zeros([ROWS], dtype=tl.float32)
+
+        columns = tl.arange(0, BLOCK)
+        for block in range(full_low, full_high):
+            k_tile = k_base + block * BLOCK * STRIDE_KS + columns[:, None] * STRIDE_KS + dims[None, :]
+            v_tile = v_base + block * BLOCK * STRIDE_VS + columns[:, None] * STRIDE_VS + dims[None, :]
+            if BLOCK_D == DIM:
+                k = tl.load(k_tile)
+                v = tl.load(v_tile)
+            else:
+                k = tl.load(k_tile, mask=dim_valid[None, :], other=0.0)
+                v = tl.load(v_tile, mask=dim_valid[None, :], other=0.0)
+            values, peak, total = _fold(q, k, v, None, values, peak, total, log2_scale, False, INTERPRET)
+
+        # What is left: sub-blocks [low, full_low) that a window cuts, then those from the context's last rows on.
+        cuts: tl.constexpr = BLOCK // SUB
+        num_head = (full_low - low) * cuts
+        num_tail = tl.minimum(high * cuts, (length + num_new + SUB - 1) // SUB) - full_high * cuts
+        part = tl.arange(0, SUB)
+        for step in tl.range(0, num_head + tl.maximum(num_tail, 0), num_stages=2):
+            sub = tl.where(step < num_head, low * cuts + step, full_high * cuts + step - num_head)
+            start = sub * SUB
+            offset = start - length
+            among = offset + part  # index among the new tokens; negative in the context
+            inside = among < num_new
+            k_tile = k_base + start * STRIDE_KS + part[:, None] * STRIDE_KS + dims[None, :]
+            v_tile = v_base + start * STRIDE_VS + part[:, None] * STRIDE_VS + dims[None, :]
+            there = inside[:, None]  # what nobody sees is not read
+            if WINDOWED:
+                there &= (among > -window)[:, None]
+            if BLOCK_D != DIM:
+                there &= dim_valid[None, :]
+            k = tl.load(k_tile, mask=there, other=0.0)
+            v = tl.load(v_tile, mask=there, other=0.0)
+            if MODE == 0:
+                bits_row = packed + (wide * num_new + node) * num_words
+                word_low, word_high = _ancestor_bits(bits_row, row_valid, num_words, offset)
+                word = tl.where(part[None, :] < 32, word_low[:, None], word_high[:, None])
+                sees = ((word >> (part[None, :] & 31).to(tl.uint32)) & 1) != 0
+            elif MODE == 1:
+                sees = (among[None, :] <= node[:, None]) & inside[None, :]
+            else:
+                sees = inside[None, :]
+            if WINDOWED:
+                sees = tl.where(among[None, :] < 0, node[:, None] - among[None, :] < window, sees)
+            else:
+                sees = (among[None, :] < 0) | sees
+            values, peak, total = _fold(q, k, v, sees, values, peak, total, log2_scale, True, INTERPRET)
+
+        stored = row_valid[:, None] & dim_valid[None, :]
+        if high - low == num_blocks:
+            values = values / tl.where(total == 0, 1.0, total)[:, None]
+            out_row = out + ((wide * num_new + node) * HEADS + head)[:, None] * DIM + dims[None, :]
+            tl.store(out_row, values.to(out.dtype.element_ty), mask=stored)
+        else:
+            slab = tl.num_programs(0) * tl.num_programs(1) * ROWS  # partial rows of one slot
+            slot_row = (wide + program) * slab + group * tl.num_programs(0) * ROWS + row
+            tl.store(partial_values + slot_row[:, None] * DIM + dims[None, :], values, mask=stored)
+            tl.store(partial_peaks + slot_row, peak, mask=row_valid)
+            tl.store(partial_sums + slot_row, total, mask=row_valid)
+        left -= high - low
+        passed = 0
+        request += 1
+
+
+@triton.jit(do_not_specialize=("batch", "num_new", "num_tiles", "programs", "window"))
+def _tree_attention_combine_kernel(
+    lengths,
+    partial_values,
+    partial_peaks,
+    partial_sums,
+    out,  # [B, N, H, D]
+    batch, num_new, num_tiles, programs, window,
+    HEADS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    ROWS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    WINDOWED: tl.constexpr,
+):  # fmt: skip
+    """Program (CHUNK of the N * H rows of out, request): the partials of a request that lies in several stretches."""
+    request = tl.program_id(1)
+    wide = tl.cast(request, tl.int64)
+    blocks, _, total_blocks, programs = _line_of_blocks(
+        lengths, batch, num_new, programs, window, BLOCK, BLOCK_B, WINDOWED
+    )
+    index = tl.arange(0, BLOCK_B)
+    begin = tl.sum(tl.where(index < request, blocks, 0), axis=0)
+    end = tl.sum(tl.where(index <= request, blocks, 0), axis=0)
+    # Program p has blocks p*T//P up to (p+1)*T//P: the one that has block s is the largest p with p*T < (s+1)*P.
+    first = ((begin + 1) * programs - 1) // total_blocks
+    last = (end * programs - 1) // total_blocks
+    if last > first:
+        flat = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+        node, head = flat // HEADS, flat % HEADS
+        row_valid = node < num_new
+        dims = tl.arange(0, BLOCK_D)
+        dim_valid = dims < DIM
+        slab = HEADS // GROUP * num_tiles * ROWS
+        slab_row = (head // GROUP) * num_tiles * ROWS + node * GROUP + head % GROUP
+        values = tl.zeros([CHUNK, BLOCK_D], dtype=tl.float32)
+        peak = tl.full([CHUNK], float("-inf"), dtype=tl.float32)
+        total = tl.zeros([CHUNK], dtype=tl.float32)
+        for base in range(first, last + 1, PARTS):
+            program = base + tl.arange(0, PARTS)
+            slot_row = (wide + program)[None, :] * slab + slab_row[:, None]  # [CHUNK, PARTS]
+            there = (program <= last)[None, :] & row_valid[:, None]
+            peaks = tl.load(partial_peaks + slot_row, mask=there, other=float("-inf"))
+            sums = tl.load(partial_sums + slot_row, mask=there, other=0.0)
+            parts = tl.load(
+                partial_values + slot_row[:, :, None] * DIM + dims[None, None, :],
+                mask=there[:, :, None] & dim_valid[None, None, :],
+                other=0.0,
+            )
+            new_peak = tl.maximum(peak, tl.max(peaks, axis=1))
+            shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+            weights = tl.exp2(peaks - shift[:, None])
+            keep = tl.exp2(peak - shift)
+            total = total * keep + tl.sum(weights * sums, axis=1)
+            values = values * keep[:, None] + tl.sum(weights[:, :, None] * parts, axis=1)
+            peak = new_peak
+        values = values / tl.where(total == 0, 1.0, total)[:, None]
+        out_row = out + (wide * num_new * HEADS + flat)[:, None] * DIM + dims[None, :]
+        tl.store(out_row, values.to(out.dtype.element_ty), mask=row_valid[:, None] & dim_valid[None, :])
+
+
+_STRIDES = ("stride_qb", "stride_kb", "stride_vb")
+_COUNTS = ("batch", "num_new", "num_words", "programs", "window")
+_PARTIALS = ("partial_values", "partial_peaks", "partial_sums")
+
+
+def _attention_entry(
+    name: str, tile: Tile, heads: int, group: int, dim: int, mode: int, dtype: str, windowed: bool
+) -> dict:
+    tensors = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), f"*{dtype}") | {"lengths": "*i64", "packed": "*i32"}
+    tensors |= {"out": f"*{dtype}"} | dict.fromkeys(_PARTIALS, "*fp32")
+    constexprs = {"MODE": mode, "SUB": min(tile.block, 64), "INTERPRET": False, "BLOCK": tile.block, "BLOCK_B": 16}
+    constexprs |= {"BLOCK_D": dim, "ROWS": tile.rows, "GROUP": group, "DIM": dim, "WINDOWED": windowed}
+    constexprs |= {"STRIDE_QN": heads * dim, "HEADS": heads} | dict.fromkeys(
+        ("STRIDE_QH", "STRIDE_KG", "STRIDE_VG"), dim
+    )
+    constexprs |= dict.fromkeys(("STRIDE_KS", "STRIDE_VS"), heads // group * dim)
+    return {
+        "name": name,
+        "kernel": _tree_attention_kernel,
+        "signature": tensors | dict.fromkeys((*_STRIDES, *_COUNTS), "i32") | {"log2_scale": "fp32"},
+        "divisible_by_16": (*tensors, *_STRIDES),  # as at run time: wide, asynchronous loads
+        "constexprs": constexprs,
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
+
+
+AOT = (
+    _attention_entry("verify, GQA 32/8/128, up to 16 nodes", TILES_16_BIT["narrow"], 32, 4, 128, 0, "bf16", False),
+    _attention_entry("verify, GQA 32/8/128, 17-64 nodes", TILES_16_BIT["wide"], 32, 4, 128, 0, "bf16", False),
+    _attention_entry("draft block, GQA 64/8/128, windowed", TILES_16_BIT["narrow"], 64, 8, 128, 2, "bf16", True),
+    _attention_entry("nano-k2 draft block, GQA 8/4/32, fp32", TILE_32_BIT, 8, 2, 32, 2, "fp32", True),
+    {
+        "name": "combine, GQA 32/8/128",
+        "kernel": _tree_attention_combine_kernel,
+        "signature": {"lengths": "*i64"}
+        | dict.fromkeys(_PARTIALS, "*fp32")
+        | {"out": "*bf16"}
+        | dict.fromkeys(("batch", "num_new", "num_tiles", "programs", "window"), "i32"),
+        "divisible_by_16": ("lengths", *_PARTIALS, "out"),
+        "constexprs": {"CHUNK": COMBINE_ROWS, "PARTS": COMBINE_PARTS, "BLOCK": 128, "BLOCK_B": 16, "BLOCK_D": 128}
+        | {"ROWS": 128, "GROUP": 4, "DIM": 128, "HEADS": 32, "WINDOWED": False},
+        "num_warps": 4,
+        "num_stages": 3,
+    },
+    {
+        "name": "pack visible, up to 64 nodes",
+        "kernel": _pack_visible_kernel,
+        "signature": {"visible": "*u8", "packed": "*i32"}
+        | dict.fromkeys(("stride_b", "stride_n", "stride_c", "num_new", "num_words"), "i32"),
+        "divisible_by_16": (),
+        "constexprs": {"BLOCK_W": 2},
+        "num_warps": 1,
+        "num_stages": 3,
+    },
+)

@@ -1,0 +1,39 @@
+"""Triton kernels where there is no GPU: checks are interpreted and kernels compiled in child processes.
+
+triton decides at import whether it interprets, so the process of the tests cannot do both. A test module that takes the
+fixtures below defines `check_<claim>` functions, which the child runs, and `kernels`, the module under test. With a GPU
+the same checks run there, compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _child(mode: str, module: Path, env: dict[str, str]) -> dict[str, object]:
+    command = [sys.executable, str(Path(__file__).with_name("triton_child.py")), mode, str(module)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def checked(request: pytest.FixtureRequest) -> dict[str, object]:
+    """Each check of the module by name -> "" or what went wrong."""
+    return _child("check", request.path, {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"})
+
+
+@pytest.fixture(scope="module")
+def compiled(request: pytest.FixtureRequest) -> dict[str, object]:
+    """Each entry of the kernel module's AOT table by name -> registers, stack, shared bytes, accesses; for sm_90."""
+    return _child("compile", request.path, {"TRITON_INTERPRET": "0"})

@@ -1,0 +1,182 @@
+"""RMS normalisation in Triton against its specification; with residual, and with RoPE."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ddbench.reference import rms_norm as reference
+from ddbench.reference import rope as rope_reference
+from ddbench.testing import relative_error
+
+kernels = pytest.importorskip("ddbench.kernels.rms_norm_triton", reason="triton is not installed")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TOLERANCE = 1e-6
+EPS = 1e-6
+
+
+def randn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_close(mine, expected, tolerance=TOLERANCE):
+    assert mine.dtype == expected.dtype
+    assert mine.shape == expected.shape
+    error = relative_error(mine, expected)
+    assert error <= tolerance, f"relative error {error:.3g}"
+
+
+def rows(num_tokens, half, seed=0):
+    angles = randn(1, num_tokens, 1, half, seed=seed) * 3
+    return angles.cos(), angles.sin()
+
+
+def check_equals_the_reference():
+    """Zero rows, rows where eps decides, rows with large squares."""
+    for size in reference.SIZES:
+        for seed in range(2):
+            inputs = reference.make_inputs(seed, size)
+            given = {name: value.to(DEVICE) if torch.is_tensor(value) else value for name, value in inputs.items()}
+            exact = reference.rms_norm(inputs["x"].double(), inputs["weight"].double(), inputs["eps"])
+            out = kernels.rms_norm_triton(**given)
+            assert out.dtype == torch.float32
+            assert relative_error(out, exact) <= TOLERANCE
+
+
+def check_every_width():
+    """Short rows many to a program, long ones one; around powers of two."""
+    for size in (1, 2, 31, 32, 33, 128, 512, 513, 1000, 7168):
+        x, weight = randn(3, size), 1 + 0.3 * randn(size, seed=1)
+        mine = kernels.rms_norm_triton(x.to(DEVICE), weight.to(DEVICE), EPS)
+        assert_close(mine, reference.rms_norm(x, weight, EPS))
+
+
+def check_low_precision_within_budget():
+    """Also with fp32 weights beside bf16 rows. The interpreter truncates where a GPU rounds: twice the error."""
+    factor = 2.0 if DEVICE == "cuda" else 4.0
+    x, weight = randn(9, 65).bfloat16(), randn(65, seed=1)
+    for given in (weight.bfloat16(), weight):
+        exact = reference.rms_norm(x.double(), given.double(), EPS)
+        obvious = reference.rms_norm(x, given, EPS)
+        mine = kernels.rms_norm_triton(x.to(DEVICE), given.to(DEVICE), EPS)
+        assert mine.dtype == torch.bfloat16
+        assert relative_error(mine, exact) <= factor * relative_error(obvious, exact)
+
+
+def check_batch_invariance():
+    """Bit for bit, whatever stands beside a row: NaN too."""
+    for size in (40, 600):
+        x, weight = randn(8, 3, size).to(DEVICE), torch.ones(size, device=DEVICE)
+        together = kernels.rms_norm_triton(x, weight, EPS)
+        for i in range(8):
+            assert torch.equal(kernels.rms_norm_triton(x[i : i + 1], weight, EPS)[0], together[i])
+        x[1::2] = torch.nan
+        assert torch.equal(kernels.rms_norm_triton(x, weight, EPS)[::2], together[::2])
+
+
+def check_rows_of_wider_tensors():
+    """Heads cut out of a fused projection, a latent cut out of rows with a rotary part; no copy is made."""
+    whole = randn(2, 3, 10, 16)
+    weight = 1 + 0.3 * randn(16, seed=1)
+    for x in (whole[:, :, 2:7], whole[:, 1:2], whole[1:, :, 4], whole[..., 3:11], whole.transpose(0, 1)[:1]):
+        mine = kernels.rms_norm_triton(x.to(DEVICE), weight[: x.shape[-1]].to(DEVICE), EPS)
+        assert mine.is_contiguous()
+        assert_close(mine, reference.rms_norm(x, weight[: x.shape[-1]], EPS))
+    with pytest.raises(ValueError, match="rows must be reachable by two strides"):
+        kernels.rms_norm_triton(whole[:, ::2, :5, :8].to(DEVICE), weight[:8].to(DEVICE), EPS)
+    with pytest.raises(ValueError, match="rows must be reachable"):
+        kernels.rms_norm_triton(whole.transpose(2, 3).to(DEVICE), torch.ones(10, device=DEVICE), EPS)
+
+
+def check_the_sum_is_what_is_normalised():
+    """H08: the stored sum equals hidden + residual, and its norm is the norm of the sum as stored."""
+    for dtype in (torch.float32, torch.bfloat16):
+        for size in (37, 600):
+            x, residual = randn(5, size).to(dtype), randn(5, size, seed=1).to(dtype)
+            weight = (1 + 0.3 * randn(size, seed=2)).to(dtype)
+            normed, total = kernels.add_rms_norm_triton(*(t.to(DEVICE) for t in (x, residual, weight)), EPS)
+            exact = x.double() + residual.double()
+            limit = 2**-23 if dtype == torch.float32 else 2**-8 if DEVICE == "cuda" else 2**-7
+            assert total.dtype == normed.dtype == dtype
+            assert ((total.cpu().double() - exact).abs() <= limit * exact.abs()).all()
+            assert_close(normed, kernels.rms_norm_triton(total, weight.to(DEVICE), EPS), 0.0)
+            in_place = residual.to(DEVICE)
+            again, same = kernels.add_rms_norm_triton(
+                x.to(DEVICE), in_place, weight.to(DEVICE), EPS, out=(torch.empty_like(in_place), in_place)
+            )
+            assert same is in_place
+            assert torch.equal(same, total)
+            assert torch.equal(again, normed)
+
+
+def check_norm_and_rope_equal_one_after_the_other():
+    """All dims rotating, some, and a width that is no power of two; tokens and heads by strides."""
+    for dim, half in ((8, 4), (16, 4), (20, 6), (128, 64)):
+        whole = randn(1, 6, 7, dim, seed=dim)
+        weight = 1 + 0.3 * randn(dim, seed=1)
+        cos, sin = rows(6, half)
+        for x in (whole, whole[:, :, 2:5]):
+            expected = rope_reference.rope(reference.rms_norm(x, weight, EPS), cos, sin)
+            mine = kernels.rms_norm_rope_triton(x.to(DEVICE), weight.to(DEVICE), EPS, cos.to(DEVICE), sin.to(DEVICE))
+            assert_close(mine, expected, 2 * TOLERANCE)
+            batched = kernels.rms_norm_rope_triton(
+                x.reshape(2, 3, *x.shape[2:]).to(DEVICE),
+                weight.to(DEVICE),
+                EPS,
+                *(t.reshape(2, 3, 1, half).to(DEVICE) for t in (cos, sin)),
+            )
+            assert torch.equal(batched.reshape(mine.shape), mine)
+
+
+def check_norm_and_rope_of_tokens_without_one_stride_are_refused():
+    x = randn(2, 5, 3, 8).to(DEVICE)[:, 1:4]
+    cos, sin = (t.reshape(2, 3, 1, 4).to(DEVICE) for t in rows(6, 4))
+    with pytest.raises(ValueError, match="tokens of all batch rows must be reachable by one stride"):
+        kernels.rms_norm_rope_triton(x, torch.ones(8, device=DEVICE), EPS, cos, sin)
+
+
+def check_norm_and_rope_in_low_precision():
+    x, weight = randn(1, 5, 3, 32).bfloat16(), (1 + 0.3 * randn(32, seed=1)).bfloat16()
+    cos, sin = rows(5, 16)
+    exact = rope_reference.rope(reference.rms_norm(x.double(), weight.double(), EPS), cos.double(), sin.double())
+    obvious = rope_reference.rope(reference.rms_norm(x, weight, EPS), cos, sin)
+    mine = kernels.rms_norm_rope_triton(*(t.to(DEVICE) for t in (x, weight)), EPS, cos.to(DEVICE), sin.to(DEVICE))
+    assert mine.dtype == torch.bfloat16
+    assert relative_error(mine, exact) <= 2 * relative_error(obvious, exact)
+
+
+def check_no_rows():
+    none, weight = torch.zeros(0, 4, device=DEVICE), torch.ones(4, device=DEVICE)
+    assert kernels.rms_norm_triton(none, weight, EPS).shape == (0, 4)
+    heads, table = torch.zeros(1, 0, 2, 4, device=DEVICE), torch.zeros(1, 0, 1, 2, device=DEVICE)
+    assert kernels.rms_norm_rope_triton(heads, weight, EPS, table, table).shape == (1, 0, 2, 4)
+
+
+def check_other_types_are_refused():
+    x = torch.zeros(2, 4, dtype=torch.float64, device=DEVICE)
+    with pytest.raises(ValueError, match=r"x is torch\.float64, need bfloat16, float16 or float32"):
+        kernels.rms_norm_triton(x, torch.ones(4, device=DEVICE), EPS)
+
+
+CHECKS = sorted(name for name in globals() if name.startswith("check_"))
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_check(name, checked):
+    assert checked[name] == ""
+
+
+def test_compiles_for_hopper_without_spills_in_wide_accesses(compiled):
+    assert {name for name, usage in compiled.items() if usage["STACK"] or usage["LOCAL"]} == set()
+    assert all("ld.global.v4.b32" in usage["accesses"] for usage in compiled.values())
+    assert {access for access in compiled["k2.6-hidden-add"]["accesses"] if "global" in access} == {
+        "ld.global.v4.b32",
+        "st.global.v4.b32",
+    }
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="a CUDA device is there")
+def test_tensors_of_a_cpu_are_refused():
+    with pytest.raises(ValueError, match="x is on cpu, need a CUDA device"):
+        kernels.rms_norm_triton(torch.zeros(2, 4), torch.ones(4), 1e-6)
