@@ -184,12 +184,16 @@ OPS: Mapping[str, Op] = {
                 "gather": moe_experts_kernels.moe_experts_gather,
                 "grouped": moe_experts_kernels.moe_experts_grouped,
                 "dense": moe_experts_kernels.moe_experts_dense,
+                "triton": TritonLauncher("moe_experts"),
             },
             tolerance=2e-6,
         ),
         _op(
             moe_experts,
-            {form: partial(moe_experts_kernels.moe_experts_int4, form=form) for form in _EXPERT_FORMS},
+            {
+                **{form: partial(moe_experts_kernels.moe_experts_int4, form=form) for form in _EXPERT_FORMS},
+                "triton": TritonLauncher("moe_experts", "moe_experts_int4_triton"),
+            },
             tolerance=2e-6,
             oracle="moe_experts_int4",
             inputs="make_int4_inputs",
