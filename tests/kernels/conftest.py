@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,19 @@ def checked(request: pytest.FixtureRequest) -> dict[str, object]:
 def compiled(request: pytest.FixtureRequest) -> dict[str, object]:
     """Each entry of the kernel module's AOT table by name -> registers, stack, shared bytes, accesses; for sm_90."""
     return _child("compile", request.path, {"TRITON_INTERPRET": "0"})
+
+
+@pytest.fixture(scope="session")
+def answer(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, object]]:
+    """Runs a program of the module's own, which prints `ANSWER` and JSON, with a compile cache of its own."""
+
+    def run(code: str, **environment: str) -> dict[str, object]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+        cache = str(tmp_path_factory.mktemp("cache"))
+        paths = {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": cache, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=inherited | paths | environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return json.loads(done.stdout.rpartition("ANSWER")[2])
+
+    return run

@@ -5,16 +5,9 @@ triton decides at import whether it interprets, so both run in child processes, 
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 
@@ -332,24 +325,14 @@ CHECKS = (
 )
 
 
-def _answer(code, cache, **environment):
-    """What the child process says, run on this checkout with a compile cache of its own."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
-    paths = {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=inherited | paths | environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.rpartition("ANSWER")[2])
+@pytest.fixture(scope="module")
+def interpreted(answer):
+    return answer(INTERPRETED, TRITON_INTERPRET="1")
 
 
 @pytest.fixture(scope="module")
-def interpreted(tmp_path_factory):
-    return _answer(INTERPRETED, tmp_path_factory.mktemp("cache"), TRITON_INTERPRET="1")
-
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    return _answer(COMPILED, tmp_path_factory.mktemp("cache"))
+def compiled(answer):
+    return answer(COMPILED)
 
 
 @pytest.mark.parametrize("check", CHECKS)
