@@ -33,7 +33,7 @@ class Folder(click.ParamType):
 
 
 class Commands(click.Group):
-    """Turns errors that are meant for the user into one line and an exit code; finds `train` when it is asked for."""
+    """Turns errors that are meant for the user into one line and an exit code; finds those that live elsewhere."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         try:
@@ -73,13 +73,17 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), "train"])
+        return sorted([*super().list_commands(ctx), "bench-ops", "train"])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name == "train":
             from ddbench.train.cli import train
 
             return train
+        if cmd_name == "bench-ops":
+            from ddbench.opbench.cli import bench_ops_command
+
+            return bench_ops_command
         return super().get_command(ctx, cmd_name)
 
 

@@ -17,30 +17,38 @@ from typing import Any
 import torch
 
 from ddbench.errors import UserError, did_you_mean
+from ddbench.kernels import absorbed_query as absorbed_query_kernels
 from ddbench.kernels import accept_walk as accept_walk_kernels
 from ddbench.kernels import commit_kv as commit_kv_kernels
 from ddbench.kernels import draft_topk as draft_topk_kernels
 from ddbench.kernels import int4 as int4_kernels
+from ddbench.kernels import latent_rows as latent_rows_kernels
 from ddbench.kernels import materialize_kv as materialize_kv_kernels
 from ddbench.kernels import mla_tree_attention as mla_kernels
 from ddbench.kernels import moe_experts as moe_experts_kernels
 from ddbench.kernels import moe_route as moe_route_kernels
+from ddbench.kernels import qk_rows as qk_rows_kernels
 from ddbench.kernels import rms_norm as rms_norm_kernels
 from ddbench.kernels import rope as rope_kernels
+from ddbench.kernels import swiglu as swiglu_kernels
 from ddbench.kernels import tree_attention as tree_attention_kernels
 from ddbench.kernels import tree_build as tree_build_kernels
 from ddbench.kernels import tree_compile as tree_compile_kernels
 from ddbench.reference import (
+    absorbed_query,
     accept_walk,
     commit_kv,
     draft_topk,
     int4,
+    latent_rows,
     materialize_kv,
     mla_tree_attention,
     moe_experts,
     moe_route,
+    qk_rows,
     rms_norm,
     rope,
+    swiglu,
     tree_attention,
     tree_build,
     tree_compile,
@@ -139,7 +147,7 @@ def _op(
 ) -> Op:
     """A row from a reference module. A module with a second op names that op's oracle, inputs and cost."""
     stem = spec.__name__.rsplit(".", 1)[-1]
-    name = oracle if not oracle or oracle.startswith(stem) else f"{stem}_{oracle}"
+    name = oracle if not oracle or stem in oracle else f"{stem}_{oracle}"
     return Op(
         name=name or stem,
         reference=getattr(spec, oracle or stem),
@@ -161,7 +169,27 @@ OPS: Mapping[str, Op] = {
             {"torch": rms_norm_kernels.rms_norm, "triton": TritonLauncher("rms_norm")},
             tolerance=1e-6,
         ),
+        _op(
+            rms_norm,
+            {"torch": rms_norm_kernels.add_rms_norm, "triton": TritonLauncher("rms_norm", "add_rms_norm_triton")},
+            tolerance=1e-6,
+            oracle="add_rms_norm",
+            inputs="make_add_inputs",
+            cost="add_cost",
+        ),
         _op(rope, {"torch": rope_kernels.rope}, tolerance=1e-6),
+        _op(swiglu, {"torch": swiglu_kernels.swiglu, "triton": TritonLauncher("swiglu")}, tolerance=1e-6),
+        _op(
+            latent_rows,
+            {"torch": latent_rows_kernels.latent_rows, "triton": TritonLauncher("latent_rows")},
+            tolerance=1e-6,
+        ),
+        _op(qk_rows, {"torch": qk_rows_kernels.qk_rows, "triton": TritonLauncher("qk_rows")}, tolerance=1e-6),
+        _op(
+            absorbed_query,
+            {"torch": absorbed_query_kernels.absorbed_query, "triton": TritonLauncher("absorbed_query")},
+            tolerance=1e-6,
+        ),
         _op(
             tree_attention,
             {"dense": _tree_attention_dense, "triton": TritonLauncher("tree_attention")},
@@ -177,7 +205,12 @@ OPS: Mapping[str, Op] = {
             },
             tolerance=5e-6,
         ),
-        _op(moe_route, {"torch": moe_route_kernels.moe_route}, tolerance=1e-6, integer_outputs=True),
+        _op(
+            moe_route,
+            {"torch": moe_route_kernels.moe_route, "triton": TritonLauncher("moe_route")},
+            tolerance=1e-6,
+            integer_outputs=True,
+        ),
         _op(
             moe_experts,
             {

@@ -10,7 +10,7 @@ import hashlib
 import json
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -29,14 +29,32 @@ class Record(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    ADDED: ClassVar[tuple[str, ...]] = ()  # fields younger than baselines that are kept, see `digest`
+
     def digest(self) -> str:
-        """A short stable content address of the values."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        """A short stable content address of the values.
+
+        An added field counts once it is not at its default, so that what it was before it knew the field stays itself.
+        """
+        text = json.dumps(_addressed(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _addressed(record: Record) -> dict[str, Any]:
+    values = record.model_dump(mode="json")
+    for name, field in type(record).model_fields.items():
+        value = getattr(record, name)
+        if name in record.ADDED and value == field.default:
+            del values[name]
+        elif isinstance(value, Record):
+            values[name] = _addressed(value)
+    return values
 
 
 class EngineSpec(Record):
     """Everything that decides what the engine computes and how; the part fields name entries of `PARTS`."""
+
+    ADDED = ("oracle_profile", "kernels")
 
     target: str = Field(
         default="nano-k2", min_length=1, description="named shape, shipped pair, or folder with a checkpoint"
@@ -62,8 +80,16 @@ class EngineSpec(Record):
     oracle_quality: tuple[Share, ...] = Field(
         default=(), description="oracle draft only: per position, how often its first choice is right: 0.9+0.8+0.7"
     )
+    oracle_profile: Literal["nano-k2", "nano-k2-code", "nano-k2-docs", "nano-k2-prose"] = Field(
+        default="nano-k2",
+        description="oracle draft without oracle_quality: the recorded acceptance that it replays; nano-k2-code, -docs "
+        "and -prose are those of one kind of prompts",
+    )
     experts: Literal["packed", "dequantized"] = Field(
         default="dequantized", description="INT4 experts: unpacked at every use (packed) or once at load (dequantized)"
+    )
+    kernels: Literal["torch", "triton"] = Field(
+        default="torch", description="torch: plain torch ops; triton: fused kernels, on a CUDA device"
     )
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="float32 or bfloat16")
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="cpu or cuda; set by --device")
@@ -80,6 +106,8 @@ PART_FIELDS: tuple[str, ...] = (
     "sampling",
     "executor",
 )
+
+LABELLED: tuple[str, ...] = (*PART_FIELDS, "node_budget", "block_size")  # named in a label where not an arm's default
 
 # An arm pins the fields that define it: an axis over a pinned field does not multiply the arm.
 ARMS: dict[str, dict[str, Any]] = {
@@ -100,7 +128,12 @@ ARMS: dict[str, dict[str, Any]] = {
 class WorkloadSpec(Record):
     """Which prompts, how many at once, how long the answers."""
 
+    ADDED = ("prompt_tokens",)
+
     prompts: str = Field(default="held-out", description="held-out: the target's own; random: token ids (labelled)")
+    prompt_tokens: int | None = Field(
+        default=None, ge=1, le=2**20, description="random prompts only: tokens of each; without: 8 to 48, unequal"
+    )
     kinds: tuple[str, ...] = Field(default=(), description="kinds of prompts to keep: code+prose; without: all")
     num_requests: int = Field(default=16, ge=1, le=10_000, description="requests of a timed pass, each another prompt")
     max_new_tokens: int = Field(default=64, ge=1, description="length limit of an answer")
@@ -136,7 +169,7 @@ class Case(Record):
     workload: WorkloadSpec
     capture: CaptureSpec = CaptureSpec()
     block: int = 0  # interleaved repeat: cases of one block are compared with each other
-    shown: tuple[str, ...] = ()  # swept fields that the label names even at their default; no part of the case's id
+    shown: tuple[str, ...] = ()  # varied fields that the label names even at their default; no part of the case's id
 
     @field_validator("arm")
     @classmethod
@@ -147,11 +180,7 @@ class Case(Record):
     def label(self) -> str:
         """Arm, what differs from the arm's defaults, and the concurrency: `ddtree tree_build=device c=4`."""
         defaults = EngineSpec(**ARMS[self.arm])
-        named = [
-            name
-            for name in (*PART_FIELDS, "node_budget", "block_size")
-            if getattr(self.engine, name) != getattr(defaults, name)
-        ]
+        named = [name for name in LABELLED if getattr(self.engine, name) != getattr(defaults, name)]
         named += [name for name in self.shown if name not in named and name not in ARMS[self.arm]]
         texts = [f"{name}={_text(self.field(name))}" for name in named if name != "concurrency"]
         return " ".join([self.arm, *texts, f"c={self.workload.concurrency}"])

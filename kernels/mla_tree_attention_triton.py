@@ -34,10 +34,12 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 LOG2_E = 1.4426950408889634
 NUM_SMS = 132  # of an H200; at the product's shape one program fills a multiprocessor
 MAX_SPLITS = 128
+MAX_CHUNK = 16  # partial sums that a combining program has in flight
 TILES_PER_PROGRAM = 3  # what a program's start and end cost, in tiles
 TILES_PER_COMBINE = 2  # what the second launch costs, in tiles
 
@@ -187,7 +189,7 @@ def _mla_tree_attention_kernel(
 
 @triton.jit(do_not_specialize=["num_new", "num_query_rows", "num_splits"])
 def _mla_combine_kernel(
-    partial_ptr,  # [B, splits, N*H, R] fp32
+    partial_ptr,  # [B, splits, N*H, R]
     stats_ptr,  # [2, B, splits, N*H] fp32
     lengths_ptr,  # [B] int64
     out_ptr,  # [B, N, H, R]
@@ -196,34 +198,37 @@ def _mla_combine_kernel(
     num_splits,
     RANK: tl.constexpr,
     BLOCK_S: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_SPLITS: tl.constexpr,
+    BLOCK_R: tl.constexpr,
     CHUNK: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,  # launched while the partial sums are still being written
 ):
-    """Program (query row, BLOCK_C output dims, request): weigh the splits that have something by their softmax sums."""
-    query_row, b = tl.program_id(0), tl.program_id(2)
-    batch = tl.num_programs(2)
+    """Program (query row, request): weigh the splits that have something by their softmax sums, CHUNK at a time."""
+    query_row, b = tl.program_id(0), tl.program_id(1)
+    batch = tl.num_programs(1)
     length = tl.load(lengths_ptr + b).to(tl.int32)
     blocks = tl.where(length < 0, 0, tl.cdiv(length + num_new, BLOCK_S))
     per_split = tl.maximum(tl.cdiv(blocks, num_splits), 1)
     active = tl.cdiv(blocks, per_split)
     stats_at = b.to(tl.int64) * num_splits * num_query_rows + query_row
     totals_at = stats_at + batch.to(tl.int64) * num_splits * num_query_rows
-
-    split = tl.arange(0, BLOCK_SPLITS)
-    highest = tl.load(stats_ptr + stats_at + split * num_query_rows, mask=split < active, other=-1e30)
-    totals = tl.load(stats_ptr + totals_at + split * num_query_rows, mask=split < active, other=0.0)
-    top = tl.max(highest, axis=0)
-    total = tl.sum(totals * tl.exp2(highest - top), axis=0)
-
-    dim = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    acc = tl.zeros([BLOCK_C], dtype=tl.float32)
+    dim = tl.arange(0, BLOCK_R)
+    acc = tl.zeros([BLOCK_R], dtype=tl.float32)
+    top = tl.full([1], -1e30, dtype=tl.float32)
+    total = tl.zeros([1], dtype=tl.float32)
+    if IS_DEPENDENT:
+        gdc_wait()
     for start in tl.range(0, active, CHUNK):
-        chunk = start + tl.arange(0, CHUNK)
-        peak = tl.load(stats_ptr + stats_at + chunk * num_query_rows, mask=chunk < active, other=-1e30)
-        at = (stats_at + chunk.to(tl.int64) * num_query_rows)[:, None] * RANK + dim[None, :]
-        part = tl.load(partial_ptr + at, mask=(chunk < active)[:, None] & (dim < RANK)[None, :], other=0.0)
-        acc += tl.sum(part.to(tl.float32) * tl.exp2(peak - top)[:, None], axis=0)
+        split = start + tl.arange(0, CHUNK)
+        peaks = tl.load(stats_ptr + stats_at + split * num_query_rows, mask=split < active, other=-1e30)
+        totals = tl.load(stats_ptr + totals_at + split * num_query_rows, mask=split < active, other=0.0)
+        at = (stats_at + split.to(tl.int64) * num_query_rows)[:, None] * RANK + dim[None, :]
+        part = tl.load(partial_ptr + at, mask=(split < active)[:, None] & (dim < RANK)[None, :], other=0.0)
+        higher = tl.maximum(top, tl.max(peaks, axis=0))
+        share = tl.exp2(peaks - higher)
+        keep = tl.exp2(top - higher)
+        total = total * keep + tl.sum(totals * share, axis=0)
+        acc = acc * keep + tl.sum(part.to(tl.float32) * share[:, None], axis=0)
+        top = higher
     acc = acc / tl.where(total > 0, total, 1.0)
     out_at = out_ptr + (b.to(tl.int64) * num_query_rows + query_row) * RANK + dim
     tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=dim < RANK)
@@ -315,24 +320,46 @@ def mla_tree_attention_triton(
         stats_numel = 2 * splits * batch * num_rows
         partial, stats = workspace[: numel - stats_numel], workspace[numel - stats_numel : numel]
     blocks, launch = _config(q.dtype, rank, width - rank)
-    sizes = (rank, latent.stride(1), latent.stride(0), *q.stride()[:3])
-    is_aligned = all(size % 8 == 0 for size in sizes) and all(
-        tensor.data_ptr() % 16 == 0 for tensor in (q, latent, out, partial) if tensor is not None
-    )
-    _mla_tree_attention_kernel[(triton.cdiv(num_rows, blocks["BLOCK_M"]), splits, batch)](
-        q, latent, lengths, visible, out, partial, stats, scale * LOG2_E, *q.stride()[:3], latent.stride(0),
-        num_new, 1 if visible is None else visible.shape[2], splits,
-        NUM_HEADS=num_heads, RANK=rank, ROPE=width - rank, STRIDE=latent.stride(1),
-        IS_TREE=visible is not None, IS_SPLIT=splits > 1, IS_ALIGNED=is_aligned,
-        INTERPRET=triton.knobs.runtime.interpret, **blocks, **launch,
-    )  # fmt: skip
+    scale_log2 = scale * LOG2_E
+    is_hopper = not triton.knobs.runtime.interpret and torch.cuda.get_device_capability(q.device)[0] == 9
+    if is_hopper and _fits_hopper_kernel(q, latent, rank):
+        from .mla_tree_attention_gluon import mla_attention_hopper
+
+        partial = None if partial is None else partial.view(torch.bfloat16)
+        mla_attention_hopper(q, latent, lengths, visible, scale_log2, splits, out, partial, stats)
+    else:
+        sizes = (rank, latent.stride(1), latent.stride(0), *q.stride()[:3])
+        is_aligned = all(size % 8 == 0 for size in sizes) and all(
+            tensor.data_ptr() % 16 == 0 for tensor in (q, latent, out, partial) if tensor is not None
+        )
+        _mla_tree_attention_kernel[(triton.cdiv(num_rows, blocks["BLOCK_M"]), splits, batch)](
+            q, latent, lengths, visible, out, partial, stats, scale_log2, *q.stride()[:3], latent.stride(0),
+            num_new, 1 if visible is None else visible.shape[2], splits,
+            NUM_HEADS=num_heads, RANK=rank, ROPE=width - rank, STRIDE=latent.stride(1),
+            IS_TREE=visible is not None, IS_SPLIT=splits > 1, IS_ALIGNED=is_aligned,
+            INTERPRET=triton.knobs.runtime.interpret, **blocks, **launch,
+        )  # fmt: skip
     if splits > 1:
-        block_c = min(128, triton.next_power_of_2(rank))
-        _mla_combine_kernel[(num_rows, triton.cdiv(rank, block_c), batch)](
+        _mla_combine_kernel[(num_rows, batch)](
             partial, stats, lengths, out, num_new, num_rows, splits, RANK=rank, BLOCK_S=blocks["BLOCK_S"],
-            BLOCK_C=block_c, BLOCK_SPLITS=triton.next_power_of_2(splits), CHUNK=16, num_warps=4,
+            BLOCK_R=triton.next_power_of_2(rank), CHUNK=min(MAX_CHUNK, triton.next_power_of_2(splits)),
+            IS_DEPENDENT=is_hopper, num_warps=4, **({"launch_pdl": True} if is_hopper else {}),
         )  # fmt: skip
     return out
+
+
+def _fits_hopper_kernel(q: torch.Tensor, latent: torch.Tensor, rank: int) -> bool:
+    """Whether q is one matrix of 576-wide bf16 rows and the requests' caches lie whole rows apart."""
+    batch, num_new, num_heads, width = q.shape
+    row = latent.stride(1)
+    return (
+        q.dtype == torch.bfloat16
+        and (rank, width) == (512, 576)
+        and q.is_contiguous()
+        and row % 8 == 0
+        and (batch == 1 or latent.stride(0) % row == 0)
+        and q.data_ptr() % 16 == latent.data_ptr() % 16 == 0
+    )
 
 
 def _config(dtype: torch.dtype, rank: int, rope: int) -> tuple[dict[str, int], dict[str, int]]:
@@ -412,9 +439,9 @@ AOT = (
     {
         "name": "k2.6 combine",
         "kernel": _mla_combine_kernel,
-        "signature": {"partial_ptr": "*fp32", "stats_ptr": "*fp32", "lengths_ptr": "*i64", "out_ptr": "*bf16"}
+        "signature": {"partial_ptr": "*bf16", "stats_ptr": "*fp32", "lengths_ptr": "*i64", "out_ptr": "*bf16"}
         | dict.fromkeys(("num_new", "num_query_rows", "num_splits"), "i32"),
-        "constexprs": {"RANK": 512, "BLOCK_S": 64, "BLOCK_C": 128, "BLOCK_SPLITS": 16, "CHUNK": 16},
+        "constexprs": {"RANK": 512, "BLOCK_S": 64, "BLOCK_R": 512, "CHUNK": 16, "IS_DEPENDENT": True},
         "num_warps": 4,
         "num_stages": 3,
     },

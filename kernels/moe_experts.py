@@ -1,7 +1,10 @@
 """The routed experts of a MoE layer: SwiGLU of the k chosen experts per token, weighted and summed.
 
 Weights come as float tensors, or as int4 (see int4.py) dequantised on the way. Weights of experts that nobody chose
-must be finite. Letters: T tokens, M hidden, E experts, k chosen per token, I expert width.
+must be finite. Letters: T tokens, M hidden, E experts held here, k chosen per token, I expert width.
+
+A rank of an expert-parallel group holds a share: with `first_expert` given, the experts here are the E ids from it on;
+choices of others, or of id -1, add nothing. Without it all choices must be here, and no op looks after them.
 
 Which form is fastest (fp32, E=16, I=96, M=256, k=2, one thread of a 2-core x86 server, time over that of `grouped`):
     T              1     4    16    65   264  1040
@@ -27,6 +30,19 @@ Form = Literal["gather", "grouped", "dense"]
 ExpertWeights = Callable[[torch.Tensor | slice | int], tuple[torch.Tensor, torch.Tensor]]
 
 
+def _share(
+    x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, first_expert: int, num_experts: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ids counted from `first_expert`, E for a choice of nobody here.
+
+    Such choices weigh 0, and a token that has no other reads as 0: whatever an idle row holds stays out of the sums.
+    """
+    local = expert_ids - first_expert
+    is_here = (local >= 0) & (local < num_experts)
+    x = x.masked_fill(~is_here.any(dim=1, keepdim=True), 0)
+    return x, local.where(is_here, num_experts), weights.masked_fill(~is_here, 0)
+
+
 def _swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
@@ -46,24 +62,34 @@ def _grouped(
 ) -> torch.Tensor:
     num_tokens, top_k = expert_ids.shape
     flat_ids = expert_ids.flatten()
-    order = flat_ids.argsort(stable=True)  # token slots by expert
+    order = flat_ids.argsort(stable=True)  # token slots by expert, those of nobody here last
     counts = torch.bincount(flat_ids, minlength=num_experts).tolist()  # the one host sync
+    num_here = sum(counts[:num_experts])
+    order = order[:num_here] if num_here < len(order) else order
     groups = []
-    for expert, tokens in enumerate(x[order // top_k].split(counts)):
+    for expert, tokens in enumerate(x[order // top_k].split(counts[:num_experts])):
         if counts[expert]:
             gate_up, down = experts(expert)
             groups.append(F.linear(_swiglu(F.linear(tokens, gate_up)), down))
-    by_slot = torch.empty(num_tokens * top_k, x.shape[1], dtype=x.dtype, device=x.device)
+    make = torch.empty if num_here == num_tokens * top_k else torch.zeros
+    by_slot = make(num_tokens * top_k, x.shape[1], dtype=x.dtype, device=x.device)
     if groups:
         by_slot[order] = torch.cat(groups)  # back in (token, slot) order: a sum in fixed order, unlike atomics
     return (by_slot.view(num_tokens, top_k, x.shape[1]) * weights[..., None]).sum(dim=1).to(x.dtype)
 
 
 def _dense(
-    x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, experts: ExpertWeights, num_experts: int
+    x: torch.Tensor,
+    expert_ids: torch.Tensor,
+    weights: torch.Tensor,
+    experts: ExpertWeights,
+    num_experts: int,
+    is_share: bool = False,
 ) -> torch.Tensor:
     gate_up, down = experts(slice(None))  # [E, 2I, M], [E, M, I]
-    combine = weights.new_zeros(x.shape[0], num_experts).scatter_(1, expert_ids, weights)  # [T, E]
+    num_bins = num_experts + is_share  # one more for the choices of nobody here
+    combine = weights.new_zeros(x.shape[0], num_bins).scatter_(1, expert_ids, weights)  # [T, E]
+    combine = combine[:, :num_experts] if is_share else combine
     hidden = _swiglu(F.linear(x, gate_up.flatten(0, 1)).unflatten(-1, (num_experts, -1)))  # [T, E, I]
     hidden = (hidden * combine[..., None]).to(x.dtype)
     return torch.bmm(hidden.transpose(0, 1), down.transpose(1, 2)).sum(dim=0)
@@ -83,12 +109,16 @@ def _run(
     weights: torch.Tensor,
     experts: ExpertWeights,
     num_experts: int,
+    first_expert: int | None,
 ) -> torch.Tensor:
-    if form == "gather":
-        return _gather(x, expert_ids, weights, experts)
+    is_share = first_expert is not None
+    if first_expert is not None:
+        x, expert_ids, weights = _share(x, expert_ids, weights, first_expert, num_experts)
     if form == "grouped":
         return _grouped(x, expert_ids, weights, experts, num_experts)
-    return _dense(x, expert_ids, weights, experts, num_experts)
+    if form == "dense":
+        return _dense(x, expert_ids, weights, experts, num_experts, is_share)
+    return _gather(x, expert_ids.clamp(max=num_experts - 1) if is_share else expert_ids, weights, experts)
 
 
 def _float_weights(gate_up: torch.Tensor, down: torch.Tensor) -> ExpertWeights:
@@ -127,10 +157,13 @@ def moe_experts(
     gate_up: torch.Tensor,
     down: torch.Tensor,
     can_sync: bool = False,
+    form: Form | None = None,  # None: by `choose_form`
+    first_expert: int | None = None,  # the expert id of gate_up[0], where other ranks hold some; None: all are here
 ) -> torch.Tensor:
     """-> [T, M] by the form that suits the shape (module docstring). No host sync on a GPU unless `can_sync`."""
-    form = choose_form(expert_ids.numel(), gate_up.shape[0], x.device.type, can_sync)
-    return _run(form, x, expert_ids, weights, _float_weights(gate_up, down), gate_up.shape[0])
+    form = form or choose_form(expert_ids.numel(), gate_up.shape[0], x.device.type, can_sync)
+    experts = _float_weights(gate_up, down)
+    return _run(form, x, expert_ids, weights, experts, gate_up.shape[0], first_expert)
 
 
 def moe_experts_int4(
@@ -144,6 +177,7 @@ def moe_experts_int4(
     group: int,
     can_sync: bool = False,
     form: Form | None = None,  # None: by `choose_form`
+    first_expert: int | None = None,
 ) -> torch.Tensor:
     """`moe_experts` over int4 weights, dequantised to x.dtype (grouped and gather: for the experts in use only)."""
 
@@ -155,4 +189,4 @@ def moe_experts_int4(
 
     num_experts = gate_up_packed.shape[0]
     form = form or choose_form(expert_ids.numel(), num_experts, x.device.type, can_sync)
-    return _run(form, x, expert_ids, weights, experts, num_experts)
+    return _run(form, x, expert_ids, weights, experts, num_experts, first_expert)

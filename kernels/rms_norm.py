@@ -1,4 +1,4 @@
-"""RMS normalisation: every layer's input, the final norm, and the per-head norms of q and k.
+"""RMS normalisation: every layer's input (after the residual addition), the final norm, the per-head norms of q and k.
 
 Letters: M hidden (or head dim for the per-head norms).
 """
@@ -12,3 +12,14 @@ import torch.nn.functional as F
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """`x / sqrt(mean(x^2) + eps) * weight` over the last dim, [..., M] -> [..., M]; fp32 inside, result in x.dtype."""
     return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor,  # [..., M] what a layer adds
+    residual: torch.Tensor,  # [..., M]
+    weight: torch.Tensor,  # [M]
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """-> (rms_norm(x + residual), x + residual), both in x.dtype: the sum is rounded, then normalised."""
+    total = x + residual
+    return rms_norm(total, weight, eps), total

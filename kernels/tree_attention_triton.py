@@ -34,10 +34,11 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 WORD = 32  # ancestor bits in one packed word
-COMBINE_ROWS = 4  # query rows of one combine program
-COMBINE_PARTS = 8  # partials it has in flight
+MAX_PARTS = 64  # partials that a combine program has in flight
+ROWS_IN_FLIGHT = 32  # its query rows times partials, where few partials leave room for more rows
 
 
 class Tile(NamedTuple):
@@ -52,6 +53,8 @@ class Tile(NamedTuple):
 
 # Measured nowhere yet. 64 rows is what one warpgroup's wgmma works on: fewer rows in a step do not save anything.
 TILES_16_BIT = {"narrow": Tile(64, 64, 4, 3, 2), "wide": Tile(128, 128, 8, 2, 1)}
+TILES_HOPPER = {"narrow": Tile(64, 64, 4, 3, 1), "wide": Tile(128, 64, 8, 3, 1), "long": Tile(128, 128, 8, 2, 1)}
+LONG_STRETCH = 6  # blocks of the long tile per program from which on it pays
 TILE_32_BIT = Tile(16, 32, 4, 2, 2)  # plain FMAs (IEEE products): for exactness, not for speed
 
 
@@ -94,10 +97,16 @@ def tree_attention_plan(
     num_sms: int,
     tile: Tile | None = None,
     programs: int | None = None,
+    on_hopper: bool = False,  # the kernel of `tree_attention_gluon`
 ) -> Plan:
     """How a call is cut up. `tile` and `programs` (P) override the choice, for tuning."""
     rows = num_new * (num_heads // num_kv)
-    if tile is None:
+    if tile is None and on_hopper:
+        long = TILES_HOPPER["long"]
+        stretches = max(1, num_sms // (triton.cdiv(rows, long.rows) * num_kv))
+        is_long = batch * triton.cdiv(bound + num_new, long.block) >= LONG_STRETCH * stretches
+        tile = TILES_HOPPER["narrow"] if rows <= 64 else long if is_long else TILES_HOPPER["wide"]
+    elif tile is None:
         tile = TILE_32_BIT if element_size == 4 else TILES_16_BIT["narrow" if rows <= 64 else "wide"]
     num_tiles = triton.cdiv(rows, tile.rows)
     most = batch * triton.cdiv(bound + num_new, tile.block)
@@ -125,7 +134,7 @@ def tree_attention_triton(
     window: int | None = None,
     *,
     causal: bool = True,  # of the new tokens among themselves, where neither `visible` nor `packed` is given
-    packed: torch.Tensor | None = None,  # `pack_visible_triton(visible)`; then `visible` is not looked at
+    packed: torch.Tensor | None = None,  # `pack_visible_triton(visible)`, or with more words; then `visible` is ignored
     context_bound: int | None = None,  # host integer >= lengths.max(); only the grid depends on it
     out: torch.Tensor | None = None,  # [B, N, H, D], contiguous
     workspace: torch.Tensor | None = None,  # fp32, `workspace_elements` or more
@@ -144,13 +153,17 @@ def tree_attention_triton(
             visible.shape == (batch, num_new, num_new), f"visible has shape {tuple(visible.shape)}, expected [B, N, N]"
         )
         packed = pack_visible_triton(visible)
-    num_words = triton.cdiv(num_new, WORD)
+    num_words = triton.cdiv(num_new, WORD) if packed is None else packed.shape[2]
     if packed is not None:
+        _require(num_words * WORD >= num_new, f"packed has {num_words} words for {num_new} new tokens")
         _check_output(packed, (batch, num_new, num_words), torch.int32, "packed")
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     _check_output(out, q.shape, q.dtype, "out")
     bound = k.shape[1] - num_new if context_bound is None else context_bound
-    plan = tree_attention_plan(batch, num_new, num_heads, num_kv, bound, q.element_size(), _num_sms(q), tile, programs)
+    is_hopper = not triton.knobs.runtime.interpret and torch.cuda.get_device_capability(q.device)[0] == 9
+    by_copy_engine = is_hopper and tile is None and _fits_hopper_kernel(q, k, v, window)
+    sizes = (batch, num_new, num_heads, num_kv, bound, q.element_size(), _num_sms(q))
+    plan = tree_attention_plan(*sizes, tile, programs, by_copy_engine)
     values, peaks, sums = _carve(workspace, plan.partial_rows, dim, q.device)
     mode = 0 if packed is not None else (1 if causal else 2)
     shared: dict[str, Any] = {
@@ -163,30 +176,56 @@ def tree_attention_triton(
         "HEADS": num_heads,
         "WINDOWED": window is not None,
     }
-    grid = (plan.num_tiles, num_kv, plan.programs)
-    _tree_attention_kernel[grid](
-        *(q, k, v, lengths, q if packed is None else packed, out, values, peaks, sums),
-        *(q.stride(0), k.stride(0), v.stride(0)),
-        *(batch, num_new, num_words, plan.programs, window or 0, scale * math.log2(math.e)),
-        *(*q.stride()[1:3], *k.stride()[1:3], *v.stride()[1:3]),
-        MODE=mode,
-        SUB=min(plan.tile.block, 64),
-        INTERPRET=triton.knobs.runtime.interpret,
-        num_warps=plan.tile.warps,
-        num_stages=plan.tile.stages,
-        **shared,
-    )
+    if by_copy_engine:
+        from .tree_attention_gluon import tree_attention_hopper
+
+        scale_log2 = scale * math.log2(math.e)
+        tree_attention_hopper(q, k, v, lengths, packed, out, (values, peaks, sums), plan, mode, scale_log2)
+    else:
+        _tree_attention_kernel[(plan.num_tiles, num_kv, plan.programs)](
+            *(q, k, v, lengths, q if packed is None else packed, out, values, peaks, sums),
+            *(q.stride(0), k.stride(0), v.stride(0)),
+            *(batch, num_new, num_words, plan.programs, window or 0, scale * math.log2(math.e)),
+            *(*q.stride()[1:3], *k.stride()[1:3], *v.stride()[1:3]),
+            MODE=mode,
+            SUB=min(plan.tile.block, 64),
+            INTERPRET=triton.knobs.runtime.interpret,
+            num_warps=plan.tile.warps,
+            num_stages=plan.tile.stages,
+            **shared,
+        )
     if plan.programs > 1:
-        pieces = triton.cdiv(num_new * num_heads, COMBINE_ROWS)
-        _tree_attention_combine_kernel[(pieces, batch)](
+        parts = min(MAX_PARTS, triton.next_power_of_2(plan.programs))
+        chunk = max(1, ROWS_IN_FLIGHT // parts)
+        _tree_attention_combine_kernel[(triton.cdiv(num_new * num_heads, chunk), batch)](
             *(lengths, values, peaks, sums, out),
             *(batch, num_new, plan.num_tiles, plan.programs, window or 0),
-            CHUNK=COMBINE_ROWS,
-            PARTS=COMBINE_PARTS,
+            CHUNK=chunk,
+            PARTS=parts,
+            IS_DEPENDENT=is_hopper,
             num_warps=4,
+            **({"launch_pdl": True} if is_hopper else {}),
             **shared,
         )
     return out
+
+
+def _fits_hopper_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None) -> bool:
+    """Whether the caches are matrices of bf16 rows, G * 128 wide, that lie whole rows apart."""
+    return (
+        window is None
+        and q.dtype == torch.bfloat16
+        and q.shape[3] == 128
+        and q.data_ptr() % 16 == 0
+        and all(stride % 8 == 0 for stride in q.stride()[:3])
+        and all(
+            cache.stride(2) == 128
+            and cache.stride(1) % 8 == 0
+            and (q.shape[0] == 1 or cache.stride(0) % cache.stride(1) == 0)
+            and cache.data_ptr() % 16 == 0
+            for cache in (k, v)
+        )
+    )
 
 
 def workspace_elements(plan: Plan, dim: int) -> int:
@@ -481,6 +520,7 @@ def _tree_attention_combine_kernel(
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     WINDOWED: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,  # launched while the partials are still being written
 ):  # fmt: skip
     """Program (CHUNK of the N * H rows of out, request): the partials of a request that lies in several stretches."""
     request = tl.program_id(1)
@@ -494,6 +534,8 @@ def _tree_attention_combine_kernel(
     # Program p has blocks p*T//P up to (p+1)*T//P: the one that has block s is the largest p with p*T < (s+1)*P.
     first = ((begin + 1) * programs - 1) // total_blocks
     last = (end * programs - 1) // total_blocks
+    if IS_DEPENDENT:
+        gdc_wait()
     if last > first:
         flat = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
         node, head = flat // HEADS, flat % HEADS
@@ -568,8 +610,8 @@ AOT = (
         | {"out": "*bf16"}
         | dict.fromkeys(("batch", "num_new", "num_tiles", "programs", "window"), "i32"),
         "divisible_by_16": ("lengths", *_PARTIALS, "out"),
-        "constexprs": {"CHUNK": COMBINE_ROWS, "PARTS": COMBINE_PARTS, "BLOCK": 128, "BLOCK_B": 16, "BLOCK_D": 128}
-        | {"ROWS": 128, "GROUP": 4, "DIM": 128, "HEADS": 32, "WINDOWED": False},
+        "constexprs": {"CHUNK": 1, "PARTS": 64, "BLOCK": 64, "BLOCK_B": 16, "BLOCK_D": 128, "IS_DEPENDENT": True}
+        | {"ROWS": 64, "GROUP": 4, "DIM": 128, "HEADS": 32, "WINDOWED": False},
         "num_warps": 4,
         "num_stages": 3,
     },

@@ -23,22 +23,56 @@ Trees = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tens
 LOWEST_SCORE = torch.finfo(torch.float32).min
 
 
+class HeapSearch:
+    """Best-first search on the host in three steps, for one batch size: copy out, search, copy back.
+
+    The copies are one packed one each way, between the device and buffers that stay where they are (pinned, where the
+    device is another one), so that a CUDA graph can hold them; `search` must wait for what `fetch` began.
+    """
+
+    def __init__(self, batch: int, horizon: int, k: int, node_budget: int, device: torch.device) -> None:
+        _check_budget(node_budget)
+        is_pinned = device.type == "cuda"
+        self._node_budget = node_budget
+        self._device = device
+        self._candidates = torch.empty(2, batch, horizon, k, dtype=torch.int32, pin_memory=is_pinned)
+        self._trees = torch.empty(batch, 4, node_budget + 1, dtype=torch.int32, pin_memory=is_pinned)
+
+    def fetch(self, log_probs: torch.Tensor, token_ids: torch.Tensor) -> None:
+        """Candidates [B, L, K] of the device into the host's buffer."""
+        packed = torch.stack([log_probs.float().view(torch.int32), token_ids.to(torch.int32)])  # [2, B, L, K]
+        self._candidates.copy_(packed, non_blocking=True)
+
+    def search(self) -> None:
+        """Buffer to buffer. NaN or positive values: ValueError."""
+        scores = self._candidates[0].view(torch.float32)
+        if not bool((scores <= 0).all()):
+            raise ValueError(
+                "log_probs must be <= 0: got NaN or positive values; check the draft logits for NaN or inf"
+            )
+        counts = (scores > -torch.inf).sum(-1).tolist()
+        rows = zip((-scores).tolist(), self._candidates[1].tolist(), counts, strict=True)
+        trees = [_best_first(*row, self._node_budget) for row in rows]
+        self._trees[:, :3] = torch.tensor([tree[:3] for tree in trees], dtype=torch.int32)  # [B, 3, N]
+        self._trees[:, 3] = torch.tensor([tree[3] for tree in trees], dtype=torch.float32).view(torch.int32)
+
+    def send(self) -> Trees:
+        """The trees on the device."""
+        back = self._trees.to(self._device, non_blocking=True, copy=True)  # [B, 4, N]
+        tokens, parents, depths = back[:, :3].to(torch.int64, memory_format=torch.contiguous_format).unbind(1)
+        used = (parents >= 0).sum(-1)
+        scores = back[:, 3].view(torch.float32)
+        return tokens.contiguous(), parents.contiguous(), depths.contiguous(), scores.contiguous(), used
+
+
 def tree_build_heap(log_probs: torch.Tensor, token_ids: torch.Tensor, node_budget: int) -> Trees:
-    """Best-first search on the host: one packed copy out, one packed copy back. NaN or positive values: ValueError."""
-    _check_budget(node_budget)
-    device = log_probs.device
-    packed = torch.stack([log_probs.float().view(torch.int32), token_ids.to(torch.int32)]).cpu()  # [2, B, L, K]
-    scores = packed[0].view(torch.float32)
-    if not bool((scores <= 0).all()):
-        raise ValueError("log_probs must be <= 0: got NaN or positive values; check the draft logits for NaN or inf")
-    rows = zip((-scores).tolist(), packed[1].tolist(), (scores > -torch.inf).sum(-1).tolist(), strict=True)
-    trees = [_best_first(*row, node_budget) for row in rows]
-    ints = torch.tensor([tree[:3] for tree in trees], dtype=torch.int32)  # [B, 3, N]
-    bits = torch.tensor([tree[3] for tree in trees], dtype=torch.float32).view(torch.int32)  # [B, N]
-    back = torch.cat([ints, bits.unsqueeze(1)], dim=1).to(device)  # [B, 4, N]
-    tokens, parents, depths = back[:, :3].to(torch.int64).unbind(1)
-    used = (parents >= 0).sum(-1)
-    return tokens, parents, depths, back[:, 3].view(torch.float32), used
+    """The three steps one after the other."""
+    search = HeapSearch(*log_probs.shape, node_budget, log_probs.device)
+    search.fetch(log_probs, token_ids)
+    if log_probs.is_cuda:
+        torch.cuda.current_stream().synchronize()
+    search.search()
+    return search.send()
 
 
 def tree_build_levelwise(log_probs: torch.Tensor, token_ids: torch.Tensor, node_budget: int) -> Trees:

@@ -154,13 +154,18 @@ def tree_compile_bits_triton(
     num_nodes: torch.Tensor,  # [B] int64, root not counted
     anchors: torch.Tensor,  # [B] int64 token ids
     lengths: torch.Tensor,  # [B] int64 committed rows
+    max_depth: int | None = None,  # of no use here
     *,
     out: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,  # the results, to be written
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same without the mask in bytes: -> input_ids [B, N], positions [B, N], bits [B, N, W] int32."""
+    """The same without the mask in bytes: -> input_ids [B, N], positions [B, N], bits [B, N, W] int32.
+
+    W is even, so that kernels that count in words of 64 bits can read them as they are; `out` may have fewer.
+    """
     batch, slots = tokens.shape
     if out is None:
-        packed = tokens.new_empty((batch, slots, num_words(slots)), dtype=torch.int32)
+        words = triton.cdiv(slots, 2 * WORD) * 2
+        packed = tokens.new_empty((batch, slots, words), dtype=torch.int32)
         out = (torch.empty_like(tokens), torch.empty_like(tokens), packed)
     input_ids, positions, packed = out
     _compile((tokens, parents, depths, num_nodes), (anchors, lengths), (input_ids, positions), None, packed)

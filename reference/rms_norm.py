@@ -17,6 +17,15 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return (values / torch.sqrt(mean_square + eps) * weight.to(wide)).to(x.dtype)
 
 
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """-> (norm of the sum, the sum), [..., M] both: the sum is rounded to x.dtype, and what is stored is normalised."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    total = (x.to(wide) + residual.to(wide)).to(x.dtype)
+    return rms_norm(total, weight, eps), total
+
+
 def make_inputs(seed: int, size: str) -> dict[str, Any]:
     """Adversarial: an all-zero row, tiny rows where eps decides, and rows whose squares are large."""
     generator = torch.Generator().manual_seed(seed)
@@ -31,3 +40,19 @@ def make_inputs(seed: int, size: str) -> dict[str, Any]:
 def cost(x: torch.Tensor, weight: torch.Tensor, eps: float) -> dict[str, int]:
     """Fewest bytes (x in and out once, the weight once) and flops."""
     return {"bytes": (2 * x.numel() + weight.numel()) * x.element_size(), "flops": 4 * x.numel()}
+
+
+def make_add_inputs(seed: int, size: str) -> dict[str, Any]:
+    """Adversarial: also a residual that cancels the row, and one that drowns it."""
+    inputs = make_inputs(seed, size)
+    x = inputs["x"]
+    residual = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed + 1))
+    if size == "adversarial":
+        residual[0, 2] = -x[0, 2]
+        residual[0, 3] *= 1e8
+    return {"x": x, "residual": residual, "weight": inputs["weight"], "eps": inputs["eps"]}
+
+
+def add_cost(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> dict[str, int]:
+    """Fewest bytes (two rows in, two out, the weight once) and flops."""
+    return {"bytes": (4 * x.numel() + weight.numel()) * x.element_size(), "flops": 5 * x.numel()}

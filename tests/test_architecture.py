@@ -97,11 +97,20 @@ PARTS = tuple(f"ddbench.engine.{name}" for name in PART_FIELDS)
 STAGES = "ddbench.engine.stages"  # plain names, no torch
 # What parts share: the engine's records and protocols, never the round, the scheduler or each other.
 PART_IMPORTS = (
-    *(f"ddbench.engine.{name}" for name in ("types", "stages", "batch", "kv_cache", "probe")),
+    *(f"ddbench.engine.{name}" for name in ("types", "stages", "batch", "kv_cache", "probe", "launch")),
     *("ddbench.kernels", "ddbench.models.inputs", "ddbench.models.attention", "ddbench.spec", "ddbench.errors"),
 )
+RECORDING_IMPORTS = tuple(f"ddbench.engine.{name}" for name in ("batch", "launch", "probe", "stages"))
 NUMBERS = ("numpy", "pandas", "pyarrow", "scipy")
 MODELS = ("ddbench.models", "ddbench.kernels", "ddbench.ops", *BASE)
+
+OPBENCH_HARNESS = tuple(
+    f"ddbench.harness.{name}" for name in ("ceilings", "environment", "lock", "plan", "progress", "store")
+)
+OPBENCH_REPORT = (
+    "ddbench.analysis.roofline",
+    *(f"ddbench.report.{name}" for name in ("console", "document", "markdown")),
+)
 
 LAYERS = (
     Layer(("ddbench.kernels",), ("ddbench.kernels",), ("torch", "triton")),
@@ -114,9 +123,15 @@ LAYERS = (
         ("ddbench.train", "ddbench.harness", "ddbench.engine", "ddbench.analysis.acceptance", *MODELS),
     ),
     Layer(("ddbench.train",), ("ddbench.train", *MODELS)),
+    Layer(("ddbench.engine.executor",), ("ddbench.engine.recording", *PART_IMPORTS)),
     Layer(PARTS, PART_IMPORTS),
+    Layer(("ddbench.engine.recording",), RECORDING_IMPORTS),  # of any work that is launched, whatever it computes
     Layer(("ddbench.engine",), ("ddbench.engine", *MODELS)),
     Layer(("ddbench.harness",), ("ddbench.harness", "ddbench.engine", "ddbench.experiments", *MODELS)),
+    Layer(
+        ("ddbench.opbench",),  # a command's body: measures with the harness's ceilings and reports as the reports do
+        ("ddbench.opbench", "ddbench.commands", "ddbench.testing", *OPBENCH_HARNESS, *OPBENCH_REPORT, *MODELS),
+    ),
     Layer(("ddbench.analysis",), ("ddbench.analysis", STAGES, *BASE), NUMBERS),
     Layer(
         ("ddbench.report",),
@@ -165,7 +180,7 @@ def parts_do_not_meet(module: Module) -> Iterator[str]:
 
 def commands_import_inside(module: Module) -> Iterator[str]:
     """`ddbench --help`, `report` and `compare` start fast and where no torch is: heavy imports sit in the command."""
-    commands = ("ddbench.cli", "ddbench.commands", "ddbench.train.cli")
+    commands = ("ddbench.cli", "ddbench.commands", "ddbench.opbench.cli", "ddbench.train.cli")
     if module.name in ("ddbench", "ddbench.__main__", *commands):
         for found in module.imports:
             is_light = found.name.partition(".")[0] in ("click", *sys.stdlib_module_names)
@@ -359,6 +374,8 @@ BREAKS: tuple[tuple[Rule, str, str], ...] = (
     (layers_are_kept, "ddbench/engine/x.py", "import importlib\nimportlib.import_module('ddbench.report.html')"),
     (layers_are_kept, "ddbench/engine/sampling.py", "from ddbench.engine.round import run_round"),
     (layers_are_kept, "ddbench/engine/sampling.py", "from ddbench.models.target import Target"),
+    (layers_are_kept, "ddbench/engine/sampling.py", "from ddbench.engine.recording import record"),
+    (layers_are_kept, "ddbench/engine/recording.py", "from ddbench.engine.round import run_round"),
     (layers_are_kept, "ddbench/harness/x.py", "from ddbench.analysis import frames"),
     (layers_are_kept, "ddbench/harness/x.py", "from ddbench.reference import x"),
     (layers_are_kept, "ddbench/analysis/x.py", "import torch.nn as nn"),
@@ -402,6 +419,8 @@ KEEPS: tuple[tuple[Rule, str, str], ...] = (
     (layers_are_kept, "kernels/x.py", "import math\nimport torch\nfrom ddbench.kernels.rope import rope"),
     (layers_are_kept, "ddbench/engine/round.py", "from ddbench.engine.types import Batch\nfrom ..models import inputs"),
     (layers_are_kept, "ddbench/engine/sampling.py", "from ddbench.kernels import accept_walk"),
+    (layers_are_kept, "ddbench/engine/tree_build.py", "from ddbench.engine.launch import Launch"),
+    (layers_are_kept, "ddbench/engine/executor.py", "from ddbench.engine.recording import record"),
     (layers_are_kept, "ddbench/harness/x.py", "import ddbench\nfrom ddbench import __version__"),
     (layers_are_kept, "ddbench/harness/check.py", "from ddbench.reference import x"),
     (layers_are_kept, "ddbench/analysis/x.py", "import pandas as pd\nfrom ddbench.engine.stages import Stage"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from ddbench.spec import (
     ARMS,
     Case,
     EngineSpec,
+    Record,
     WorkloadSpec,
     experiment_from_mapping,
     from_json,
@@ -103,6 +106,26 @@ def test_a_label_says_what_differs_from_the_arm() -> None:
 def test_a_digest_follows_the_values() -> None:
     assert EngineSpec().digest() == EngineSpec().digest()
     assert EngineSpec(seed=1).digest() != EngineSpec().digest()
+
+
+def test_a_field_added_later_changes_no_digest_until_it_is_set() -> None:
+    """Baselines are kept by the digest of what was asked for."""
+    case = Case(arm="ar", engine=EngineSpec(), workload=WorkloadSpec())
+    for engine, workload in (({"oracle_profile": "nano-k2-docs"}, {}), ({}, {"prompt_tokens": 9})):
+        changed = Case(arm="ar", engine=EngineSpec(**engine), workload=WorkloadSpec(**workload))  # type: ignore[arg-type]
+        assert changed.digest() != case.digest()
+    values = case.model_dump(mode="json")
+    for name, model in (("engine", EngineSpec), ("workload", WorkloadSpec)):
+        values[name] = {field: value for field, value in values[name].items() if field not in model.ADDED}
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    assert case.digest() == hashlib.sha256(text.encode()).hexdigest()[:16]
+    assert Case.model_validate(values) == case, "what was written before the fields still loads"
+
+
+@pytest.mark.parametrize("model", [EngineSpec, WorkloadSpec])
+def test_added_fields_exist_and_have_defaults(model: type[Record]) -> None:
+    assert model.ADDED
+    assert all(not model.model_fields[name].is_required() for name in model.ADDED)
 
 
 def test_damaged_json_of_ours_names_the_file() -> None:

@@ -70,6 +70,10 @@ COUNTERS: dict[str, Counter] = {
             "rounds whose accepted path moves no cache row",
             per="num_rounds",
         ),
+        Counter("jit_compilations", "JIT compilations", "lower", "Triton kernels compiled within the timed passes"),
+        Counter("graph_captures", "Graph captures", "lower", "CUDA graphs captured within the timed passes"),
+        Counter("graph_replays", "Graph replays", "lower", "CUDA graphs launched in the timed passes", per="num_steps"),
+        Counter("eager_rounds", "Eager rounds", "lower", "rounds without the graph that was asked for"),
         Counter(
             "counted_steps",
             "Counted steps",

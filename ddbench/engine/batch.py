@@ -8,6 +8,7 @@ Letters: B batch rows, S context length (tokens and cache rows per request), Q s
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 
 import torch
@@ -32,6 +33,10 @@ class Running:
         """Absolute position of the anchor."""
         return len(self.request.prompt) + len(self.tokens) - 1
 
+    def longest(self, num_unread: int) -> int:
+        """The most that `length` can be with so many more tokens."""
+        return min(self.length + num_unread, len(self.request.prompt) + self.request.max_new_tokens - 1)
+
     @property
     def finish_reason(self) -> str | None:
         """`stop` or `length` once the request is done."""
@@ -47,7 +52,7 @@ class Batch:
     lengths: torch.Tensor  # [B] int64 absolute position of the anchor = rows in target cache and draft cache
     anchors: torch.Tensor  # [B] int64 last token, not yet in the caches
     stop_ids: torch.Tensor  # [B, Q] int64, padded with -1
-    remaining: torch.Tensor  # [B] int64 tokens that may still be emitted
+    remaining: torch.Tensor  # [B] int64 tokens that may still be emitted; 0: idle, a round changes nothing
     prompt_lengths: torch.Tensor  # [B] int64
     request_ids: torch.Tensor  # [B] int64
 
@@ -71,6 +76,11 @@ class Batch:
         self._use_rows(0)
 
     @property
+    def sizes(self) -> tuple[int, int]:
+        """Cache rows and stop ids per request."""
+        return self.num_rows, self._storage["stop_ids"].shape[1]
+
+    @property
     def size(self) -> int:
         """B."""
         return len(self.running)
@@ -79,6 +89,21 @@ class Batch:
         for name, storage in self._storage.items():
             setattr(self, name, storage[:size])
         self.caches = self.cache.view(slice(0, size))
+
+    def view(self, size: int, context_bound: int) -> Batch:
+        """The same storage seen with `size` rows: the shapes that a round of that many requests works on."""
+        view = copy.copy(self)
+        view.context_bound = context_bound
+        view._use_rows(size)
+        return view
+
+    def reset(self) -> None:
+        """Nobody runs, and every row is idle; what the caches hold stays."""
+        self.running.clear()
+        self.context_bound = 0
+        for name in ("lengths", "anchors", "remaining", "prompt_lengths"):
+            self._storage[name].zero_()
+        self._use_rows(0)
 
     def admit(self, row: int, running: Running) -> None:
         """Put a prefilled request into `row`: a row that has become free, or the next one."""
@@ -110,9 +135,11 @@ class Batch:
                 storage[row] = storage[last]
             self.cache.copy_row(last, row, self.running[last].length)
             self.running[row] = self.running[last]
+        self._storage["remaining"][last] = 0
         self.running.pop()
         self._use_rows(self.size)
 
-    def update_bound(self) -> None:
-        """Let `context_bound` cover the longest active context."""
-        self.context_bound = max((running.length for running in self.running), default=0)
+    def update_bound(self, num_unread: int = 0) -> None:
+        """Let `context_bound` cover the longest active context, `num_unread` tokens of which may not be known yet."""
+        longest = max((running.longest(num_unread) for running in self.running), default=0)
+        self.context_bound = longest

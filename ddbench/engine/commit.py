@@ -10,10 +10,12 @@ import torch
 
 from ddbench.engine.batch import Batch
 from ddbench.engine.types import Accepted, CommittedRows
-from ddbench.kernels.commit_kv import commit_kv
+from ddbench.models.kernel_set import KernelSet
 
 
-def commit(batch: Batch, accepted: Accepted, features: torch.Tensor, moves_rows: bool) -> CommittedRows:
+def commit(
+    batch: Batch, accepted: Accepted, features: torch.Tensor, moves_rows: bool, kernels: KernelSet
+) -> CommittedRows:
     """Commit one round; -> the features of the kept rows (root first) and where they belong.
 
     `features` [B, N, K*M]. The kept rows are the root and the accepted nodes whose tokens survived the cut:
@@ -21,7 +23,7 @@ def commit(batch: Batch, accepted: Accepted, features: torch.Tensor, moves_rows:
     `moves_rows` False: the path is 0, 1, 2, ..., so that rows and features already stand in its order.
     """
     if moves_rows:
-        commit_kv(batch.caches.target, batch.lengths, accepted.path, accepted.num_emitted - 1)
+        kernels.commit_rows(batch.caches.target, batch.lengths, accepted.path, accepted.num_emitted)
         index = accepted.path.clamp(min=0)[..., None].expand(-1, -1, features.shape[-1])  # [B, P, K*M]
         features = features.gather(1, index)
     width = accepted.path.shape[1]
@@ -35,4 +37,6 @@ def append(batch: Batch, accepted: Accepted, positions: torch.Tensor) -> None:
     batch.tokens.scatter_(1, positions + 1, accepted.tokens)  # beyond the new anchor anything may stand
     batch.lengths += accepted.num_emitted
     batch.remaining -= accepted.num_emitted
-    batch.anchors.copy_(accepted.tokens.gather(1, accepted.num_emitted[:, None] - 1)[:, 0])
+    batch.remaining.masked_fill_(accepted.finished, 0)  # an idle row: later rounds leave it alone
+    last = accepted.tokens.gather(1, (accepted.num_emitted[:, None] - 1).clamp_(min=0))[:, 0]
+    batch.anchors.copy_(last.where(accepted.num_emitted > 0, batch.anchors))

@@ -9,6 +9,7 @@ T output positions, K candidates per position.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,28 @@ from ddbench.engine.types import CaseFacts, Part, Request, Setting
 from ddbench.errors import UserError
 
 _NO_CANDIDATE = -torch.inf
+
+# Recorded acceptance by EngineSpec.oracle_profile: the d-th number counts the rounds whose first d drafted tokens were
+# all right. From the chain arm of the shipped pair (drafter 0d3c708d63ffef63, target 09e77632fffbe62a; greedy, fp32,
+# block 8) over its 96 held-out prompts, 64 tokens each, all rounds, tokens past a stop included; by kind of prompt the
+# 32 prompts of that kind. `nano-k2` is the evaluation's `accepted_histogram` in the pair's training card, summed up
+# from the end. Real for that pair only: what another pair would reach is another number.
+ORACLE_PROFILES = {
+    "nano-k2": (1897, 1471, 1094, 758, 486, 293, 166, 87),
+    "nano-k2-code": (609, 473, 360, 259, 171, 119, 68, 28),
+    "nano-k2-docs": (695, 521, 368, 253, 141, 61, 23, 7),
+    "nano-k2-prose": (593, 477, 366, 246, 174, 113, 75, 52),
+}
+
+
+def recorded_quality(profile: str, horizon: int) -> tuple[float, ...]:
+    """Per drafted position, how often its first choice was right where all before were.
+
+    Positions beyond those recorded take the last recorded value.
+    """
+    counts = ORACLE_PROFILES[profile]
+    quality = [right / reached for reached, right in pairwise(counts)]
+    return tuple(quality[min(depth, len(quality) - 1)] for depth in range(horizon))
 
 
 class DFlashDraft(Part):
@@ -55,6 +78,7 @@ class RandomDraft(DFlashDraft):
         super().__init__(setting)
         self._seed = setting.facts.spec.seed
         self._generator = setting.generator()
+        self.generators = (self._generator,)
         self.begin(())
 
     def begin(self, requests: Sequence[Request]) -> None:
@@ -67,6 +91,7 @@ class RandomDraft(DFlashDraft):
 class OracleDraft(DFlashDraft):
     """The drafter's work in full, then logits around the true continuation (numbers from it are `replayed`).
 
+    Quality is `oracle_quality` or, without it, the recorded `oracle_profile`.
     At depth d the draft's first choice has probability p, uniform around quality[d]; the remaining mass halves from
     rank to rank. The true token's rank is drawn from that very distribution, so the draft is calibrated. All draws
     depend on seed, request and position only: rejected and repeated drafts see the same logits.
@@ -80,7 +105,7 @@ class OracleDraft(DFlashDraft):
         continuations = setting.continuations
         if not continuations:
             raise UserError("draft 'oracle' needs the true continuation of every request: none were given")
-        quality = setting.oracle_quality
+        quality = setting.oracle_quality or recorded_quality(setting.facts.spec.oracle_profile, self._horizon)
         if len(quality) < self._horizon or not all(0.0 <= q <= 1.0 for q in quality):
             raise UserError(f"oracle_quality {quality}: give {self._horizon} values in 0..1, one per drafted position")
         ids = sorted(continuations)

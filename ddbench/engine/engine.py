@@ -5,23 +5,27 @@ Letters: B batch rows, S context length, N tree node slots, the root included, P
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Literal, cast
 
 import torch
 
 from ddbench.engine import invariants, outcome
 from ddbench.engine.batch import Batch, Running
+from ddbench.engine.executor import Report
 from ddbench.engine.kv_cache import KVCache
 from ddbench.engine.parts import PARTS, Parts, SpeculativeParts, build_parts
 from ddbench.engine.probe import NullProbe, Probe
 from ddbench.engine.round import run_round, run_step
 from ddbench.engine.scheduler import Scheduler
 from ddbench.engine.stages import Stage
-from ddbench.engine.types import CaseFacts, CommittedRows, Finished, Request, RoundOutcome, Setting
+from ddbench.engine.types import CaseFacts, CommittedRows, Finished, Part, Request, RoundOutcome, Setting
 from ddbench.errors import UserError
 from ddbench.models.inputs import VerifyInputs
+from ddbench.models.kernel_set import use_kernels
 from ddbench.models.weights import Models
 from ddbench.spec import EngineSpec
 
@@ -58,6 +62,8 @@ class Engine:
         self.setting = setting_of(spec, models, continuations=continuations, oracle_quality=oracle_quality)
         self.parts = build_parts(self.setting) if parts is None else parts
         self.debug = debug
+        for module in (models.target, models.drafter):
+            use_kernels(module, self.parts.kernels)
         self._device = torch.device(spec.device)
         self._dtype = models.target.embedding.weight.dtype
         if isinstance(self.parts, SpeculativeParts):
@@ -66,22 +72,23 @@ class Engine:
         else:
             self._block_size = 1
             self._round = partial(run_step, models, self.parts)
+        self._storage: Batch | None = None
+        self._in_flight: deque[tuple[Report, tuple[Running, ...]]] = deque()
 
     @torch.inference_mode()
     def run(self, requests: Sequence[Request], concurrency: int, probe: Probe = _UNOBSERVED) -> list[Finished]:
         """Serve all requests, `concurrency` of them in flight, first come first served; results in request order."""
         _check_requests(requests, concurrency, self.models.target.shape.vocab)
-        for field in PARTS:
-            part = getattr(self.parts, field, None)
-            if part is not None:
-                part.begin(requests)
-                probe.path_used(field, _name_of(field, part))
         scheduler = Scheduler(requests, concurrency)
-        batch = self.new_batch(requests, scheduler.capacity)
+        batch = self.reserve(requests, concurrency, times_stages=probe.times_stages)
+        for field, part in self._used_parts().items():
+            part.begin(requests)
+            probe.path_used(field, _name_of(field, part))
+        probe.path_used("kernels", self.parts.kernels.name)
         while batch.size < scheduler.capacity and self._admit(batch, batch.size, scheduler, probe):
             pass
         while batch.size:
-            self.step(batch, probe)
+            self._advance(batch, probe)
             for row in reversed(range(batch.size)):
                 if batch.running[row].finish_reason is not None:
                     _finish(batch.running[row], scheduler, probe)
@@ -90,8 +97,28 @@ class Engine:
         return scheduler.results()
 
     @torch.inference_mode()
-    def new_batch(self, requests: Sequence[Request], capacity: int) -> Batch:
-        """Empty slots in which each of these requests fits."""
+    def reserve(self, requests: Sequence[Request], concurrency: int, *, times_stages: bool = False) -> Batch:
+        """Storage for these requests, kept from run to run, and all that its executor prepares for it.
+
+        Runs of requests that fit take it as it is: call it with all that will come, before anything is timed.
+        """
+        capacity = min(concurrency, len(requests))
+        batch, wanted = self._storage, self._sizes(requests)
+        if batch is None or capacity > batch.capacity or any(w > k for w, k in zip(wanted, batch.sizes, strict=True)):
+            batch = self._storage = None  # let go of the old one first
+            batch = self._storage = self.new_batch(requests, capacity)
+        batch.reset()
+        self._in_flight.clear()
+        generators = tuple(chain.from_iterable(part.generators for part in self._used_parts().values()))
+        shortest = min((len(request.prompt) for request in requests), default=0)
+        self.parts.executor.prepare(self._round, batch, generators, shortest=shortest, times_stages=times_stages)
+        return batch
+
+    def _used_parts(self) -> dict[str, Part]:
+        return {field: part for field in PARTS if (part := getattr(self.parts, field, None)) is not None}
+
+    def _sizes(self, requests: Sequence[Request]) -> tuple[int, int]:
+        """Cache rows and stop ids that each of these requests fits in."""
         slack = max(self._block_size, self.parts.verify_width) + 1  # a full block and tree fit behind any anchor
         longest = max(requests, key=lambda request: len(request.prompt) + request.max_new_tokens, default=None)
         num_rows = slack if longest is None else len(longest.prompt) + longest.max_new_tokens + slack
@@ -102,6 +129,12 @@ class Engine:
                 f"{slack} for the block and tree in flight = {num_rows}, more than the context of "
                 f"'{self.models.target.shape.name}' ({limit}); shorten one of them"
             )
+        return num_rows, max((len(request.stop_token_ids) for request in requests), default=0)
+
+    @torch.inference_mode()
+    def new_batch(self, requests: Sequence[Request], capacity: int) -> Batch:
+        """Empty slots in which each of these requests fits."""
+        num_rows, num_stop_ids = self._sizes(requests)
         has_drafter = isinstance(self.parts, SpeculativeParts) and self.parts.materialize is not None
         cache = KVCache(
             self.models.target.shape,
@@ -111,7 +144,6 @@ class Engine:
             dtype=self._dtype,
             device=self._device,
         )
-        num_stop_ids = max((len(request.stop_token_ids) for request in requests), default=0)
         return Batch(cache, capacity=capacity, num_rows=num_rows, num_stop_ids=num_stop_ids, device=self._device)
 
     @torch.inference_mode()
@@ -139,18 +171,45 @@ class Engine:
     @torch.inference_mode()
     def step(self, batch: Batch, probe: Probe = _UNOBSERVED) -> RoundOutcome:
         """One round or autoregressive step for all active requests, and the arrival of its tokens on the host."""
-        batch.update_bound()
+        self._launch(batch, probe)
+        return self._collect(batch, probe)
+
+    def _advance(self, batch: Batch, probe: Probe) -> None:
+        """Launch a round; read the one before it, and this one too where the next must not be launched without.
+
+        That is so where a request may have reached its length, or has finished: its row would run idle, or must go to
+        another. Only a stop token can surprise, at the price of one round that leaves the request alone.
+        """
+        self._launch(batch, probe)
+        runs_ahead = self.parts.executor.runs_ahead and not self.debug and not probe.times_stages
+        while len(self._in_flight) > runs_ahead or (self._in_flight and self._may_finish(batch)):
+            self._collect(batch, probe)
+
+    def _may_finish(self, batch: Batch) -> bool:
+        unread = len(self._in_flight) * self._block_size
+        return any(
+            running.finish_reason is not None or len(running.tokens) + unread >= running.request.max_new_tokens
+            for running in batch.running
+        )
+
+    def _launch(self, batch: Batch, probe: Probe) -> None:
+        batch.update_bound(num_unread=len(self._in_flight) * self._block_size)
         probe.round_started(batch.size)
         self.materialize_prompts(batch, probe)
         if self.debug:
+            invariants.check_bound(batch)
             invariants.check_state(batch)
             invariants.mark_unread_rows(batch, (*batch.caches.target, *batch.caches.draft))
-        report = self.parts.executor(self._round, batch, probe)
-        request_ids = tuple(running.request.request_id for running in batch.running)
-        result = outcome.unpack(report, request_ids, self.parts.verify_width)
-        for running, tokens in zip(batch.running, result.tokens, strict=True):
-            running.tokens.extend(tokens)
-            running.num_rounds += 1
+        self._in_flight.append((self.parts.executor(self._round, batch, probe), tuple(batch.running)))
+
+    def _collect(self, batch: Batch, probe: Probe) -> RoundOutcome:
+        """Read the oldest round in flight."""
+        report, took_part = self._in_flight.popleft()
+        by_id = {running.request.request_id: running for running in took_part}
+        result = outcome.unpack(report.rows(), tuple(by_id), self.parts.verify_width)
+        for request_id, tokens in zip(result.request_ids, result.tokens, strict=True):
+            by_id[request_id].tokens.extend(tokens)
+            by_id[request_id].num_rounds += 1
         if self.debug:
             invariants.check_outcome(result, self._block_size)
             invariants.check_state(batch)

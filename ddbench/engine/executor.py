@@ -1,24 +1,194 @@
-"""[part] How a round's work is launched."""
+"""[part] How a round's work is launched: op by op, as one CUDA graph per stage, or as one graph for the whole round.
+
+Every executor takes the same round code. Graph executors run it once per shape under capture and then replay what they
+recorded; a key holds everything that decides a shape: batch size, context bound, whether stages are timed. Replays do
+not wait for the host: a round's report is copied to pinned memory behind it and read one round late. Shapes are
+recorded by `prepare`, before anything is timed; a round whose shape was not recorded runs op by op and is counted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
 from ddbench.engine.batch import Batch
+from ddbench.engine.launch import EagerLaunch, Launch
 from ddbench.engine.probe import Probe
-from ddbench.engine.types import Part
+from ddbench.engine.recording import Recording, record
+from ddbench.engine.types import CaseFacts, Part, Setting
 
-Round = Callable[[Batch, Probe], torch.Tensor]
+Round = Callable[[Batch, Launch], torch.Tensor]
+SMALLEST_BOUND = 256  # context rows; below it nothing is to be won by a closer fit
+NUM_REPORTS = 3  # in flight: the round that runs, the one before it, and the one being read
 
 
-class EagerExecutor(Part):
+class Report(Protocol):
+    """A round's report on its way to the host."""
+
+    def rows(self) -> list[list[float]]:
+        """The numbers of `outcome.pack`, by batch row; waits until they are there."""
+
+
+class DeviceReport(NamedTuple):
+    """A report that is fetched when it is asked for."""
+
+    report: torch.Tensor
+
+    def rows(self) -> list[list[float]]:
+        return self.report.tolist()
+
+
+class PinnedReport(NamedTuple):
+    """A report that the device copies to the host behind the round."""
+
+    host: torch.Tensor  # [B, columns], pinned
+    arrived: torch.cuda.Event
+
+    def rows(self) -> list[list[float]]:
+        self.arrived.synchronize()
+        return self.host.tolist()
+
+
+class Executor(Part):
+    """Base: runs rounds at once."""
+
+    runs_ahead: ClassVar[bool] = False  # a round may be launched before the one before it was read
+
+    def prepare(
+        self,
+        round_: Round,
+        batch: Batch,
+        generators: Sequence[torch.Generator],
+        *,
+        shortest: int,
+        times_stages: bool,
+    ) -> None:
+        """Rounds on this storage are to come, with contexts of `shortest` rows and more, and these sources of draws."""
+
+    def __call__(self, round_: Round, batch: Batch, probe: Probe) -> Report:
+        """Launch one round or step for the active rows."""
+        return DeviceReport(round_(batch, EagerLaunch(probe)))
+
+    def counters(self) -> dict[str, int]:
+        """What happened so far, for a harness that takes differences."""
+        return {}
+
+
+class EagerExecutor(Executor):
     """Operation by operation, from Python."""
 
-    def __call__(self, round_: Round, batch: Batch, probe: Probe) -> torch.Tensor:
-        """Run one round or step; -> its report on the device."""
-        return round_(batch, probe)
+
+class _Key(NamedTuple):
+    batch_size: int
+    context_bound: int
+    times_stages: bool
 
 
-EXECUTORS = {"eager": EagerExecutor}
+class GraphExecutor(Executor):
+    """Base: replays recorded rounds."""
+
+    needs_cuda = True
+    runs_ahead = True
+    by_stage: ClassVar[bool]  # a graph for every stage, in place of one for the round
+
+    @staticmethod
+    def supports(facts: CaseFacts) -> str | None:
+        if facts.spec.kernels != "triton":
+            return (
+                f"executor '{facts.spec.executor}' needs kernels 'triton': plain torch reads expert choices on the host"
+            )
+        return None
+
+    def __init__(self, setting: Setting) -> None:
+        self._storage: Batch | None = None
+        self._recordings: dict[_Key, Recording] = {}
+        self._bounds: tuple[int, ...] = ()
+        self._pool: Any = None
+        self._reports: list[PinnedReport] = []
+        self._counts = {"graph_captures": 0, "graph_replays": 0, "eager_rounds": 0}
+
+    def prepare(
+        self,
+        round_: Round,
+        batch: Batch,
+        generators: Sequence[torch.Generator],
+        *,
+        shortest: int,
+        times_stages: bool,
+    ) -> None:
+        """Record every batch size with every context bound that the storage can come to hold."""
+        if batch is not self._storage:
+            self._storage = batch
+            self._recordings.clear()
+            self._reports.clear()
+            self._pool = torch.cuda.graph_pool_handle()
+            self._bounds = context_bounds(batch.num_rows)
+        variants = (False, True) if times_stages and not self.by_stage else (False,)
+        sizes = range(1, batch.capacity + 1)
+        bounds = [bound for bound in self._bounds if bound >= shortest]
+        for key in itertools.starmap(_Key, itertools.product(sizes, bounds, variants)):
+            if key not in self._recordings:
+                self._record(round_, batch, generators, key)
+
+    def _record(self, round_: Round, batch: Batch, generators: Sequence[torch.Generator], key: _Key) -> None:
+        view = batch.view(key.batch_size, key.context_bound)
+        recording = record(round_, view, self._pool, generators, by_stage=self.by_stage, times_stages=key.times_stages)
+        self._recordings[key] = recording
+        self._counts["graph_captures"] += recording.num_graphs
+        if not self._reports:
+            columns = recording.report.shape[1]
+            self._reports = [
+                PinnedReport(torch.empty(batch.capacity, columns, dtype=torch.float64, pin_memory=True), torch.cuda.Event())
+                for _ in range(NUM_REPORTS)
+            ]  # fmt: skip
+
+    def __call__(self, round_: Round, batch: Batch, probe: Probe) -> Report:
+        bound = next((bound for bound in self._bounds if bound >= batch.context_bound), None)
+        key = None if bound is None else _Key(batch.size, bound, probe.times_stages and not self.by_stage)
+        recording = None if key is None else self._recordings.get(key)
+        if recording is None:
+            self._counts["eager_rounds"] += 1
+            return super().__call__(round_, batch, probe)
+        recording.replay(probe)
+        self._counts["graph_replays"] += recording.num_graphs
+        slot = self._reports.pop(0)
+        self._reports.append(slot)
+        host = slot.host[: batch.size]
+        host.copy_(recording.report, non_blocking=True)
+        slot.arrived.record()
+        return PinnedReport(host, slot.arrived)
+
+    def counters(self) -> dict[str, int]:
+        return dict(self._counts)
+
+
+class StageGraphsExecutor(GraphExecutor):
+    """One graph per stage, replayed one after the other."""
+
+    by_stage = True
+
+
+class RoundGraphExecutor(GraphExecutor):
+    """One graph for the whole round; two where the tree is built on the host, with that step between them."""
+
+    by_stage = False
+
+
+def context_bounds(num_rows: int) -> tuple[int, ...]:
+    """Powers of two from the smallest bound on, and all rows: within twice of any context."""
+    bounds = []
+    bound = SMALLEST_BOUND
+    while bound < num_rows:
+        bounds.append(bound)
+        bound *= 2
+    return (*bounds, num_rows)
+
+
+EXECUTORS = {
+    "eager": EagerExecutor,
+    "stage_graphs": StageGraphsExecutor,
+    "round_graph": RoundGraphExecutor,
+}

@@ -23,10 +23,9 @@ _MARK = 8192.0  # finite in every dtype, and far from what a norm or a projectio
 
 def mark_unread_rows(batch: Batch, caches: Iterable[torch.Tensor]) -> None:
     """Fill every row of `caches` at or beyond its request's anchor."""
-    assert int(batch.lengths.max()) <= batch.context_bound, f"lengths {batch.lengths.tolist()}, {batch.context_bound}"
     unread = torch.arange(batch.num_rows, device=batch.device) >= batch.lengths[:, None]  # [B, S]
     for cache in caches:
-        cache[:, unread] = _MARK
+        cache.masked_fill_(unread.view(1, *unread.shape, *(1,) * (cache.dim() - 3)), _MARK)
 
 
 class MarkingDraft:
@@ -46,6 +45,12 @@ def watched(parts: SpeculativeParts) -> SpeculativeParts:
     return replace(parts, draft=MarkingDraft(parts.draft))
 
 
+def check_bound(batch: Batch) -> None:
+    """A round is about to run: its bound covers every context."""
+    lengths = batch.lengths.tolist()
+    assert max(lengths, default=0) <= batch.context_bound, f"lengths {lengths}, bound {batch.context_bound}"
+
+
 def check_state(batch: Batch) -> None:
     """I1, I3, and the agreement of device and host on lengths, anchors, tokens and limits."""
     lengths = batch.lengths.tolist()
@@ -55,7 +60,7 @@ def check_state(batch: Batch) -> None:
         got = batch.tokens[row, : length + 1].tolist()
         assert got == expected, f"row {row}: tokens {got}, expected {expected}"
         assert int(batch.anchors[row]) == expected[-1], f"row {row}: anchor {int(batch.anchors[row])}"
-        remaining = running.request.max_new_tokens - len(running.tokens)
+        remaining = 0 if running.finish_reason else running.request.max_new_tokens - len(running.tokens)
         assert int(batch.remaining[row]) == remaining, f"row {row}: remaining {int(batch.remaining[row])}"
         caches = [("I3 target", cache) for cache in batch.caches.target]
         if running.prompt_rows is None:

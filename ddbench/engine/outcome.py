@@ -1,4 +1,4 @@
-"""What the host learns from a round: packed on the device, read in one copy.
+"""What the host learns from a round: packed on the device, so that one copy brings it.
 
 Letters: B batch rows, P = draft horizon + 1.
 """
@@ -23,22 +23,24 @@ def pack(tree: DraftTree | None, accepted: Accepted) -> torch.Tensor:
     return torch.cat([accepted.path, accepted.tokens, scalars], dim=1)
 
 
-def unpack(report: torch.Tensor, request_ids: tuple[int, ...], verify_width: int) -> RoundOutcome:
-    """Read a report on the host: the round's one device-to-host copy."""
-    width = (report.shape[1] - _NUM_SCALARS) // 2  # P
-    rows = report.tolist()
-    paths, tokens, num_accepted, num_nodes, expected = [], [], [], [], []
+def unpack(rows: list[list[float]], request_ids: tuple[int, ...], verify_width: int) -> RoundOutcome:
+    """A report's rows, as the host has read them -> what they say; idle rows say nothing."""
+    width = (len(rows[0]) - _NUM_SCALARS) // 2  # P
+    took_part, paths, tokens, num_accepted, num_nodes, expected = [], [], [], [], [], []
     for request_id, row in zip(request_ids, rows, strict=True):
         accepted, emitted, nodes, length = row[2 * width :]
         if length != length:
             raise DdbenchError(f"request {request_id}: NaN in the draft logits; check the drafter's weights and dtype")
+        if not emitted:
+            continue
+        took_part.append(request_id)
         paths.append(row[: int(accepted) + 1])
         tokens.append(tuple(int(token) for token in row[width : width + int(emitted)]))
         num_accepted.append(int(accepted))
         num_nodes.append(int(nodes))
         expected.append(length)
     return RoundOutcome(
-        request_ids=request_ids,
+        request_ids=tuple(took_part),
         num_nodes=tuple(num_nodes),
         num_accepted=tuple(num_accepted),
         tokens=tuple(tokens),

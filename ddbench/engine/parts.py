@@ -14,7 +14,8 @@ import torch
 from ddbench.engine.attention import ATTENTIONS
 from ddbench.engine.batch import Batch
 from ddbench.engine.draft import DRAFTS
-from ddbench.engine.executor import EXECUTORS, EagerExecutor
+from ddbench.engine.executor import EXECUTORS, Executor
+from ddbench.engine.launch import Launch
 from ddbench.engine.materialize import MATERIALIZERS, Materializer
 from ddbench.engine.sampling import SAMPLERS, Sampler
 from ddbench.engine.tree_build import TREE_BUILDERS
@@ -22,6 +23,7 @@ from ddbench.engine.tree_compile import TREE_COMPILERS
 from ddbench.engine.types import CaseFacts, DraftTree, Part, Setting
 from ddbench.errors import UnsupportedVariant, did_you_mean
 from ddbench.models.inputs import VerifyAttention, VerifyInputs
+from ddbench.models.kernel_set import KernelSet
 from ddbench.models.shapes import DrafterShape, TargetShape
 from ddbench.spec import PART_FIELDS, UNUSED, EngineSpec
 
@@ -36,13 +38,6 @@ PARTS: dict[str, Mapping[str, type[Part]]] = {
 }  # keyed by EngineSpec field
 assert tuple(PARTS) == PART_FIELDS
 
-_NEEDS_CUDA = "needs a CUDA device and is not part of this version"
-ABSENT: dict[tuple[str, str], str] = {
-    ("attention", "tree_triton"): _NEEDS_CUDA,
-    ("executor", "stage_graphs"): _NEEDS_CUDA,
-    ("executor", "round_graph"): _NEEDS_CUDA,
-}  # variants that are known, and why they cannot be had
-
 _MODEL_FREE = ("prompt_lookup",)  # drafts without a drafter: nothing to materialize
 
 
@@ -53,7 +48,7 @@ class Draft(Protocol):
 class TreeBuilder(Protocol):
     num_slots: int  # N, tokens per request in the target forward
 
-    def __call__(self, logits: torch.Tensor) -> DraftTree: ...
+    def __call__(self, logits: torch.Tensor, launch: Launch) -> DraftTree: ...
 
 
 class TreeCompiler(Protocol):
@@ -68,7 +63,8 @@ class Parts:
 
     attention: VerifyAttention
     sampling: Sampler
-    executor: EagerExecutor
+    executor: Executor
+    kernels: KernelSet
 
     @property
     def verify_width(self) -> int:
@@ -94,13 +90,20 @@ def supports(spec: EngineSpec, target: TargetShape, drafter: DrafterShape | None
     """None, or why the spec's choices cannot serve this target. A name that nobody knows raises UnsupportedVariant."""
     for field, table in PARTS.items():
         name = getattr(spec, field)
-        if name not in table and name != UNUSED and (field, name) not in ABSENT:
-            choices = (*table, *(n for f, n in ABSENT if f == field))
-            raise UnsupportedVariant(f"unknown {field} '{name}': {did_you_mean(name, choices)}")
-    for (field, name), reason in ABSENT.items():
-        if getattr(spec, field) == name:
-            return f"{field} '{name}' {reason}"
-    return _misfit(spec) or _part_reason(CaseFacts(spec, target, drafter))
+        if name not in table and name != UNUSED:
+            raise UnsupportedVariant(f"unknown {field} '{name}': {did_you_mean(name, table)}")
+    return absence(spec) or _misfit(spec) or _part_reason(CaseFacts(spec, target, drafter))
+
+
+def absence(spec: EngineSpec) -> str | None:
+    """None, or which of the spec's choices cannot be had on its device, whatever the others are."""
+    if spec.device == "cuda":
+        return None
+    for field, table in PARTS.items():
+        name = getattr(spec, field)
+        if name in table and table[name].needs_cuda:
+            return f"{field} '{name}' needs a CUDA device"
+    return "kernels 'triton' needs a CUDA device" if spec.kernels == "triton" else None
 
 
 def _misfit(spec: EngineSpec) -> str | None:
@@ -138,5 +141,5 @@ def build_parts(setting: Setting) -> Parts:
         for field, table in PARTS.items()
     }
     if built["draft"] is None:
-        return Parts(built["attention"], built["sampling"], built["executor"])
-    return SpeculativeParts(**built)
+        return Parts(built["attention"], built["sampling"], built["executor"], setting.kernels)
+    return SpeculativeParts(**built, kernels=setting.kernels)

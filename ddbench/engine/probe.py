@@ -12,11 +12,16 @@ from ddbench.engine.types import RoundOutcome
 class Probe(Protocol):
     """Told where the engine is. Host times are read by the probe itself, so that `NullProbe` costs nothing."""
 
+    times_stages: bool  # wants the time of every stage: graphs are recorded with events inside
+
     def admitted(self, request_id: int) -> None:
         """The request got its batch row: its clock starts."""
 
     def stage(self, stage: Stage) -> AbstractContextManager[None]:
         """Brackets one stage."""
+
+    def timed(self, stage: Stage, duration_ns: int) -> None:
+        """A stage within a replayed graph, by the device's clock; it belongs to the round that started last."""
 
     def first_token(self, request_id: int, token: int) -> None:
         """Prefill is done and its token is on the host."""
@@ -40,10 +45,14 @@ _NOTHING = nullcontext()
 class NullProbe:
     """Observes nothing."""
 
+    times_stages = False
+
     def admitted(self, request_id: int) -> None: ...
 
     def stage(self, stage: Stage) -> AbstractContextManager[None]:
         return _NOTHING
+
+    def timed(self, stage: Stage, duration_ns: int) -> None: ...
 
     def first_token(self, request_id: int, token: int) -> None: ...
 

@@ -10,43 +10,43 @@ import torch
 from ddbench.engine import outcome
 from ddbench.engine.batch import Batch
 from ddbench.engine.commit import append, commit
+from ddbench.engine.launch import Launch
 from ddbench.engine.parts import Parts, SpeculativeParts
-from ddbench.engine.probe import Probe
 from ddbench.engine.stages import Stage
 from ddbench.models.inputs import VerifyInputs
 from ddbench.models.weights import Models
 
 
-def run_round(models: Models, parts: SpeculativeParts, batch: Batch, probe: Probe) -> torch.Tensor:
+def run_round(models: Models, parts: SpeculativeParts, batch: Batch, launch: Launch) -> torch.Tensor:
     """One speculative round for every running request; -> its report (see outcome.py), still on the device."""
-    with probe.stage(Stage.DRAFT):
+    with launch.stage(Stage.DRAFT):
         logits = parts.draft(batch)  # [B, P-1, V]
-    with probe.stage(Stage.TREE_BUILD):
-        tree = parts.tree_build(logits)  # B trees of N slots
-    with probe.stage(Stage.TREE_COMPILE):
+    with launch.stage(Stage.TREE_BUILD):
+        tree = parts.tree_build(logits, launch)  # B trees of N slots
+    with launch.stage(Stage.TREE_COMPILE):
         inputs = parts.tree_compile(tree, batch)  # ids, positions [B, N]
-    with probe.stage(Stage.VERIFY):
+    with launch.stage(Stage.VERIFY):
         out = models.target(inputs, batch.caches.layers, parts.attention)  # logits [B, N, V], features [B, N, K*M]
-    with probe.stage(Stage.ACCEPT):
+    with launch.stage(Stage.ACCEPT):
         accepted = parts.sampling(tree, out.logits, batch)  # path and tokens [B, P]
-    with probe.stage(Stage.COMMIT):
-        rows = commit(batch, accepted, out.features, parts.tree_compile.moves_rows)
+    with launch.stage(Stage.COMMIT):
+        rows = commit(batch, accepted, out.features, parts.tree_compile.moves_rows, parts.kernels)
         report = outcome.pack(tree, accepted)
     if parts.materialize is not None:
-        with probe.stage(Stage.MATERIALIZE):
+        with launch.stage(Stage.MATERIALIZE):
             parts.materialize(rows, batch.caches)
     return report
 
 
-def run_step(models: Models, parts: Parts, batch: Batch, probe: Probe) -> torch.Tensor:
+def run_step(models: Models, parts: Parts, batch: Batch, launch: Launch) -> torch.Tensor:
     """One autoregressive step for every running request: the anchor goes in, the next token comes out."""
     positions = batch.lengths[:, None]  # [B, 1]
     inputs = VerifyInputs(batch.anchors[:, None], positions, batch.lengths, None, batch.context_bound)
-    with probe.stage(Stage.VERIFY):
+    with launch.stage(Stage.VERIFY):
         out = models.target(inputs, batch.caches.layers, parts.attention)  # logits [B, 1, V]
-    with probe.stage(Stage.ACCEPT):
+    with launch.stage(Stage.ACCEPT):
         accepted = parts.sampling.step(out.logits, batch)
-    with probe.stage(Stage.COMMIT):
+    with launch.stage(Stage.COMMIT):
         append(batch, accepted, positions)
         report = outcome.pack(None, accepted)
     return report

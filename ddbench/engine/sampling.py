@@ -15,7 +15,7 @@ import torch
 
 from ddbench.engine.batch import Batch
 from ddbench.engine.types import Accepted, DraftTree, Part, Request, Setting
-from ddbench.kernels.accept_walk import accept_walk, sample_posterior, truncate
+from ddbench.kernels.accept_walk import sample_posterior
 
 
 class Sampler(Part, ABC):
@@ -23,6 +23,7 @@ class Sampler(Part, ABC):
 
     def __init__(self, setting: Setting) -> None:
         self._horizon = setting.facts.block_size - 1
+        self._kernels = setting.kernels
 
     @abstractmethod
     def choose(self, logits: torch.Tensor) -> torch.Tensor:
@@ -35,24 +36,30 @@ class Sampler(Part, ABC):
     def __call__(self, tree: DraftTree, logits: torch.Tensor, batch: Batch) -> Accepted:
         """Walk the trees, cut at stop tokens and length limits."""
         posterior = self.posterior(tree, logits)
-        path, num_accepted, tokens, num_emitted = accept_walk(
-            tree.tokens, tree.parents, tree.num_nodes, posterior, self._horizon
+        return Accepted(
+            *self._kernels.accept(
+                tree.tokens, tree.parents, tree.num_nodes, posterior, batch.stop_ids, batch.remaining, self._horizon
+            )
         )
-        num_emitted, _ = truncate(tokens, num_emitted, batch.stop_ids, batch.remaining)
-        return Accepted(path, num_accepted, tokens, num_emitted)
 
     def step(self, logits: torch.Tensor, batch: Batch) -> Accepted:
-        """Without a tree, logits [B, 1, V]: one token per request, which no limit can cut."""
+        """Without a tree, logits [B, 1, V]: one token per request that is not idle."""
         tokens = self.choose(logits)  # [B, 1]
         none = torch.zeros_like(tokens)
-        return Accepted(path=none, num_accepted=none[:, 0], tokens=tokens, num_emitted=torch.ones_like(none)[:, 0])
+        return Accepted(
+            path=none,
+            num_accepted=none[:, 0],
+            tokens=tokens,
+            num_emitted=batch.remaining.clamp(max=1),
+            finished=(batch.remaining <= 1) | (tokens == batch.stop_ids).any(1),
+        )
 
 
 class GreedySampler(Sampler):
     """The most likely token; of equal logits the lowest id."""
 
     def choose(self, logits: torch.Tensor) -> torch.Tensor:
-        return logits.argmax(dim=-1)
+        return self._kernels.greedy(logits)
 
 
 class StochasticSampler(Sampler):
@@ -63,6 +70,7 @@ class StochasticSampler(Sampler):
         self._temperature = setting.facts.spec.temperature
         self._seed = setting.facts.spec.seed
         self._generator = setting.generator()
+        self.generators = (self._generator,)
         self.begin(())
 
     def begin(self, requests: Sequence[Request]) -> None:

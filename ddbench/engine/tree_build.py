@@ -10,9 +10,12 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from ddbench.engine.types import DraftTree, Part, Setting
+from ddbench.engine.launch import AT_ONCE, Launch
+from ddbench.engine.types import CaseFacts, DraftTree, Part, Setting
 from ddbench.kernels import tree_build
-from ddbench.kernels.draft_topk import draft_topk, has_nan
+from ddbench.kernels.draft_topk import has_nan
+
+MOST_TRITON_NODES = 256  # candidates per position that `draft_topk_triton` keeps
 
 
 class ChainBuilder(Part):
@@ -20,43 +23,61 @@ class ChainBuilder(Part):
 
     def __init__(self, setting: Setting) -> None:
         self.num_slots = setting.facts.block_size  # N
+        self._kernels = setting.kernels
 
-    def __call__(self, logits: torch.Tensor) -> DraftTree:
-        log_probs, token_ids = draft_topk(logits, 1)
+    def __call__(self, logits: torch.Tensor, launch: Launch = AT_ONCE) -> DraftTree:
+        log_probs, token_ids = self._kernels.draft_topk(logits, 1)
         return _marked(DraftTree(*tree_build.tree_build_chain(log_probs, token_ids)), log_probs)
 
 
 class BestFirstBuilder(Part, ABC):
     """Base: the `node_budget` most probable prefixes."""
 
+    @staticmethod
+    def supports(facts: CaseFacts) -> str | None:
+        if facts.spec.kernels == "triton" and facts.spec.node_budget > MOST_TRITON_NODES:
+            return f"kernels 'triton' build trees of {MOST_TRITON_NODES} nodes at most: node_budget is {facts.spec.node_budget}"
+        return None
+
     def __init__(self, setting: Setting) -> None:
         self._node_budget = setting.facts.spec.node_budget
         self.num_slots = 1 + self._node_budget  # N
+        self._kernels = setting.kernels
 
-    def __call__(self, logits: torch.Tensor) -> DraftTree:
+    def __call__(self, logits: torch.Tensor, launch: Launch = AT_ONCE) -> DraftTree:
         # A node of rank r has r siblings before it: with a budget of n no rank beyond the n-th can matter.
-        log_probs, token_ids = draft_topk(logits, self._node_budget)
-        return _marked(DraftTree(*self._build(log_probs, token_ids)), log_probs)
+        log_probs, token_ids = self._kernels.draft_topk(logits, self._node_budget)
+        return _marked(DraftTree(*self._build(log_probs, token_ids, launch)), log_probs)
 
     @abstractmethod
-    def _build(self, log_probs: torch.Tensor, token_ids: torch.Tensor) -> tree_build.Trees:
+    def _build(self, log_probs: torch.Tensor, token_ids: torch.Tensor, launch: Launch) -> tree_build.Trees:
         """Candidates [B, L, K], best first -> tokens, parents, depths, scores [B, N] and num_nodes [B]."""
 
 
 class HeapBuilder(BestFirstBuilder):
     """A heap on the host: one copy out, one copy back, and the device waits in between."""
 
-    def _build(self, log_probs: torch.Tensor, token_ids: torch.Tensor) -> tree_build.Trees:
-        # The kernel refuses NaN; the mark on the root reports it in the same way for all builders.
-        log_probs = log_probs.masked_fill(log_probs.isnan(), -torch.inf)
-        return tree_build.tree_build_heap(log_probs, token_ids, self._node_budget)
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._searches: dict[torch.Size, tree_build.HeapSearch] = {}  # its buffers, by the candidates' shape
+
+    def _build(self, log_probs: torch.Tensor, token_ids: torch.Tensor, launch: Launch) -> tree_build.Trees:
+        if log_probs.shape not in self._searches:
+            self._searches[log_probs.shape] = tree_build.HeapSearch(
+                *log_probs.shape, self._node_budget, log_probs.device
+            )
+        search = self._searches[log_probs.shape]
+        # The search refuses NaN; the mark on the root reports it in the same way for all builders.
+        search.fetch(log_probs.masked_fill(log_probs.isnan(), -torch.inf), token_ids)
+        launch.on_host(search.search)
+        return search.send()
 
 
 class DeviceBuilder(BestFirstBuilder):
     """Level by level on the device, no host synchronisation."""
 
-    def _build(self, log_probs: torch.Tensor, token_ids: torch.Tensor) -> tree_build.Trees:
-        return tree_build.tree_build_levelwise(log_probs, token_ids, self._node_budget)
+    def _build(self, log_probs: torch.Tensor, token_ids: torch.Tensor, launch: Launch) -> tree_build.Trees:
+        return self._kernels.tree_build(log_probs, token_ids, self._node_budget)
 
 
 def _marked(tree: DraftTree, log_probs: torch.Tensor) -> DraftTree:

@@ -9,7 +9,6 @@ import torch
 
 from ddbench.engine.batch import Batch
 from ddbench.engine.types import CaseFacts, DraftTree, Part, Setting
-from ddbench.kernels.tree_compile import tree_compile
 from ddbench.models.inputs import VerifyInputs
 
 
@@ -46,16 +45,20 @@ class AncestorsCompiler(Part):
 
     def __init__(self, setting: Setting) -> None:
         self._horizon = setting.facts.block_size - 1
+        self._kernels = setting.kernels
+        self._wants_bits = setting.facts.spec.attention == "tree_triton"
 
     def __call__(self, tree: DraftTree, batch: Batch) -> VerifyInputs:
-        input_ids, positions, visible = tree_compile(
+        compile_ = self._kernels.tree_compile_bits if self._wants_bits else self._kernels.tree_compile
+        input_ids, positions, mask = compile_(
             tree.tokens, tree.parents, tree.depths, tree.num_nodes, batch.anchors, batch.lengths, self._horizon
         )
         return VerifyInputs(
             input_ids=input_ids,
             positions=positions,
             lengths=batch.lengths,
-            visible=visible,
+            visible=None if self._wants_bits else mask,
+            packed=mask if self._wants_bits else None,
             context_bound=batch.context_bound,
         )
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
+from ddbench.models.kernel_set import KernelSet, kernel_set
 from ddbench.models.shapes import DrafterShape, TargetShape
 from ddbench.models.weights import Models
 from ddbench.spec import EngineSpec
@@ -67,12 +68,16 @@ class Accepted:
     path: torch.Tensor  # [B, P] int64
     num_accepted: torch.Tensor  # [B] int64 drafted tokens accepted, 0..L
     tokens: torch.Tensor  # [B, P] int64
-    num_emitted: torch.Tensor  # [B] int64, num_accepted + 1 before any cut by a stop token or the length limit
+    num_emitted: torch.Tensor  # [B] int64, num_accepted + 1 before any cut by a stop token or the length limit; idle: 0
+    finished: torch.Tensor  # [B] bool: the last emitted token ends the request, or it was idle before
 
 
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
-    """What the host knows once a round's tokens have arrived; one entry per running request, in batch-row order."""
+    """What the host knows once a round's tokens have arrived; one entry per request that took part, by batch row.
+
+    A request that had finished before the round, unknown to the host when it was launched, took no part.
+    """
 
     request_ids: tuple[int, ...]
     num_nodes: tuple[int, ...]  # non-root nodes verified
@@ -122,6 +127,10 @@ class Setting:
     def device(self) -> torch.device:
         return torch.device(self.facts.spec.device)
 
+    @property
+    def kernels(self) -> KernelSet:
+        return kernel_set(self.facts.spec.kernels)
+
     def generator(self) -> torch.Generator:
         """A source of randomness of its own, not yet seeded."""
         return torch.Generator(self.device)
@@ -129,6 +138,9 @@ class Setting:
 
 class Part:
     """Base of every entry of a part table: says whether it can serve a case, is built once, starts anew at each run."""
+
+    needs_cuda: ClassVar[bool] = False
+    generators: Sequence[torch.Generator] = ()  # what it draws from
 
     @staticmethod
     def supports(facts: CaseFacts) -> str | None:

@@ -32,6 +32,8 @@ _NOTHING = nullcontext()
 class CleanProbe:
     """Host clock at the events that a user of the engine could see. Everything else is derived afterwards."""
 
+    times_stages = False
+
     def __init__(self, clock: Clock = time.perf_counter_ns) -> None:
         self._clock = clock
         self.admissions: dict[int, int] = {}  # request -> ns
@@ -46,6 +48,8 @@ class CleanProbe:
 
     def stage(self, stage: Stage) -> AbstractContextManager[None]:
         return _NOTHING
+
+    def timed(self, stage: Stage, duration_ns: int) -> None: ...
 
     def first_token(self, request_id: int, token: int) -> None:
         self.first_tokens[request_id] = (self._clock(), token)
@@ -81,10 +85,13 @@ class _Span:
 class StageProbe(CleanProbe):
     """Times every stage as well. A stage inside another one is charged to itself only."""
 
+    times_stages = True
+
     def __init__(self, device: str = "cpu", clock: Clock = time.perf_counter_ns) -> None:
         super().__init__(clock)
         self._is_device = device == "cuda"
         self._spans: list[_Span] = []
+        self._replayed: list[tuple[int, Stage, int]] = []  # step, stage, ns inside a graph
         self._open: _Span | None = None
         self._step = OUTSIDE_ROUNDS
 
@@ -98,9 +105,10 @@ class StageProbe(CleanProbe):
             self._step = OUTSIDE_ROUNDS
 
     def stage(self, stage: Stage) -> AbstractContextManager[None]:
-        if self._is_device and torch.cuda.is_current_stream_capturing():
-            return _NOTHING
         return _StageTimer(self, _Span(self._step, stage, self._open))
+
+    def timed(self, stage: Stage, duration_ns: int) -> None:
+        self._replayed.append((self._step, stage, duration_ns))
 
     def mark(self) -> Any:
         """Now: on the host's clock, or as an event in the current stream."""
@@ -135,6 +143,8 @@ class StageProbe(CleanProbe):
             else:
                 key = (span.step, span.stage)
                 in_rounds[key] = in_rounds.get(key, 0) + exclusive[id(span)]
+        for step, stage, duration in self._replayed:
+            in_rounds[step, stage] = in_rounds.get((step, stage), 0) + duration
         rows += [(step, stage, duration) for (step, stage), duration in in_rounds.items()]
         clock = "device" if self._is_device else "host"
         return [

@@ -14,7 +14,7 @@ from typing import Literal
 
 from ddbench.engine.distribution_check import DistributionCheck, MinRatioSampler, check_distribution
 from ddbench.engine.engine import Engine
-from ddbench.engine.parts import ABSENT, PARTS, supports
+from ddbench.engine.parts import PARTS, absence, supports
 from ddbench.engine.types import Request
 from ddbench.harness.parity import Outputs, autoregressive_outputs, compare, next_token_logits, outputs_of
 from ddbench.models.weights import Models, checkpoint_folder, load_models
@@ -69,26 +69,54 @@ def check_ops(device: Literal["cpu", "cuda"]) -> Iterator[Row]:
 
 
 def check_parity(device: Literal["cpu", "cuda"], targets: Sequence[str] = PARITY_TARGETS) -> Iterator[Row]:
-    """Every arm and every variant in FP32 against plain decoding, alone and batched, prompts of unequal length."""
-    for (field, name), reason in ABSENT.items():
-        yield Row("parity", f"{field}={name}", "skipped", reason)
+    """Every arm and every variant in FP32 against plain decoding, alone and batched, prompts of unequal length.
+
+    On a GPU they run Triton kernels, the arms plain torch ones as well, and what is expected comes from the latter.
+    An engine sets the kernels of its models for good: each is built when those before it have done their work.
+    """
+    for subject, reason in out_of_reach(device).items():
+        yield Row("parity", subject, "skipped", reason)
     for target in targets:
         if target in NEEDS_WEIGHTS and checkpoint_folder(target) is None:
             yield Row("parity", target, "skipped", "its trained weights are not in this installation")
             continue
-        base = EngineSpec(target=target, device=device, node_budget=NODE_BUDGET)
-        models = load_models(base)
+        plain = EngineSpec(target=target, device=device, node_budget=NODE_BUDGET)
+        models = load_models(plain)
         requests = _requests(models)
-        expected = autoregressive_outputs(base, models, requests)
-        for subject, spec in variants(base, models).items():
+        expected = autoregressive_outputs(plain, models, requests)
+        for subject, spec in checked_specs(plain, models).items():
             yield _parity_row(f"{target} {subject}", spec, models, requests, expected)
 
 
+def out_of_reach(device: Literal["cpu", "cuda"]) -> dict[str, str]:
+    """What a device cannot run, and why: `attention=tree_triton`, `kernels=triton`."""
+    choices = [(field, name) for field, table in PARTS.items() for name in table] + [("kernels", "triton")]
+    specs = {f"{field}={name}": EngineSpec.model_validate({"device": device, field: name}) for field, name in choices}
+    return {subject: reason for subject, spec in specs.items() if (reason := absence(spec)) is not None}
+
+
+def checked_specs(plain: EngineSpec, models: Models) -> dict[str, EngineSpec]:
+    """What is checked on the plain spec's device."""
+    if plain.device == "cpu":
+        return dict(variants(plain, models))
+    found = dict(variants(plain.model_copy(update={"kernels": "triton"}), models))
+    graphs = {"kernels": "triton", "attention": "tree_triton", "executor": "round_graph"}
+    for arm, pins in ARMS.items():
+        found[f"{arm} kernels=torch"] = plain.model_copy(update=pins)
+        found[f"{arm} in one graph"] = plain.model_copy(update={"tree_build": "device", **graphs, **pins})
+    return found
+
+
 def variants(base: EngineSpec, models: Models) -> Mapping[str, EngineSpec]:
-    """Every arm, and every variant in the first arm that it can serve in; stochastic sampling has its own suite."""
+    """Every arm, and every variant in the first arm that it can serve in; stochastic sampling has its own suite.
+
+    Variants that the base's device cannot run are left out.
+    """
     found = {arm: base.model_copy(update=pins) for arm, pins in ARMS.items()}
     for field, table in PARTS.items():
         for name in table:
+            if absence(base.model_copy(update={field: name})) is not None:
+                continue
             candidates = [base.model_copy(update={**ARMS[arm], field: name}) for arm in ("ddtree", *ARMS)]
             served = [spec for spec in candidates if not _reason_against(spec, models)]
             assert served, f"{field}={name} serves in no arm"

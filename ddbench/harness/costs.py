@@ -3,10 +3,11 @@
 Pure arithmetic on `models/shapes.py`; no tensors. What is counted as bytes: every weight that the stage needs, once;
 context rows, once per request however many nodes attend to them; new cache rows, once; logits, once, in fp32. What is
 not: activations between kernels, masks, anything that a perfect implementation keeps on the chip. A multiply-add is two
-flops. Routed experts are counted as if the router were uniform: E * (1 - (1 - k/E)^T) of them are touched by T tokens.
+flops. Routed experts are counted as if the router were uniform: T tokens touch H * (1 - (1 - k/E)^T) of the H experts
+held here (all E, or a rank's share), and T*k*H/E of their choices are computed here.
 
 Letters: B batch rows, N tokens verified per request (root included), P block size, T = B*N tokens, S context rows,
-M hidden, V vocabulary, H query heads, G KV heads, D head dim, R latent rank, E experts, k chosen ones.
+M hidden, V vocabulary, G KV heads, D head dim, R latent rank, E experts, H of them held here, k chosen ones.
 """
 
 from __future__ import annotations
@@ -156,15 +157,16 @@ def expert_bytes(moe: MoEShape, hidden: int, element_bytes: int, is_packed: bool
 
 
 def experts_touched(moe: MoEShape, tokens: float) -> float:
-    """Expected number of different experts that `tokens` tokens choose under a uniform router."""
-    return moe.num_experts * (1 - (1 - moe.top_k / moe.num_experts) ** tokens)
+    """Expected number of different experts held here that `tokens` tokens choose under a uniform router."""
+    return moe.num_held * (1 - (1 - moe.top_k / moe.num_experts) ** tokens)
 
 
 def moe_cost(moe: MoEShape, hidden: int, tokens: float, element_bytes: int, is_packed: bool) -> Cost:
-    """One MoE layer: router, the experts that were chosen, shared experts."""
+    """One MoE layer: router over all experts, those that were chosen and are held here, shared experts."""
     weights = 3 * hidden * moe.expert_width
+    choices = moe.top_k * tokens * moe.num_held / moe.num_experts
     routed = experts_touched(moe, tokens) * expert_bytes(moe, hidden, element_bytes, is_packed)
-    total = Cost(routed, 2 * weights * moe.top_k * tokens)
+    total = Cost(routed, 2 * weights * choices)
     total += linear_cost(weights * moe.num_shared, tokens, element_bytes)
     return total + linear_cost(moe.num_experts * hidden, tokens, element_bytes)
 

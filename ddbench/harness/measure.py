@@ -21,6 +21,7 @@ from ddbench.engine.types import Request
 from ddbench.errors import DdbenchError
 from ddbench.harness import parity
 from ddbench.harness.capture import CAPTURES, CleanProbe, host_load, load_sample
+from ddbench.harness.graph_events import watched
 from ddbench.harness.observe import count, output_digest, pass_rows
 from ddbench.harness.op_counts import count_ops
 from ddbench.harness.run import Job
@@ -57,6 +58,9 @@ def measure_case(job: Job, notify: Notify) -> tuple[CaseResult, CaseTables | Non
     models = load_models(case.engine)
     workload = build_workload(case.workload, models.target.shape, models.folder, case.capture.num_warmup_requests)
     engine = build_engine(case.engine, models, workload, case.workload.concurrency)
+    notify("reserving")
+    everything = (*workload.measured, *_warmup_requests(workload.warmup, case.workload.concurrency))
+    engine.reserve(everything, case.workload.concurrency, times_stages=case.capture.mode != "none")
     notify("parity")
     verdict = check_parity(case, models, engine, workload.measured)
     observed: list[Observed] = []
@@ -66,7 +70,9 @@ def measure_case(job: Job, notify: Notify) -> tuple[CaseResult, CaseTables | Non
         notify("warm-up")
         warmup_ns = warm_up(engine, case, workload.warmup)
         rehearse(engine, case, workload.measured, notify)
-        observed = _run_passes(case, engine, workload.measured, notify)
+        with watched(engine) as events:
+            observed = _run_passes(case, engine, workload.measured, notify)
+        events.check()
         notify("counting ops")
         op_counts = count_ops(engine, workload.measured, case.workload.concurrency)
         notify("checking outputs")
@@ -94,7 +100,7 @@ def measure_case(job: Job, notify: Notify) -> tuple[CaseResult, CaseTables | Non
         passes=tuple(one.summary for one in observed),
         stage_costs=case_costs(case, models, observed),
         path_used=path_used(case.engine, observed),
-        counters=count(observed[0].rows) | op_counts,
+        counters=count(observed[0].rows) | op_counts | events.counters(),
         output_digest=output_digest(observed[0].outputs),
         peak_memory_bytes=peak_memory_bytes(case.engine),
     )

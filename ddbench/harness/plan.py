@@ -20,6 +20,7 @@ from ddbench.errors import UnsupportedVariant, UserError, did_you_mean
 from ddbench.records import SkippedCase
 from ddbench.spec import (
     ARMS,
+    LABELLED,
     PART_FIELDS,
     UNUSED,
     Axis,
@@ -38,6 +39,7 @@ MAX_CASES = 10_000  # blocks included; a plan beyond is a slip of the pen, and w
 _READ_WITH = {
     "temperature": "sampling 'stochastic'",
     "oracle_quality": "draft 'oracle'",
+    "oracle_profile": "draft 'oracle' without oracle_quality",
     "block_size": "an arm that drafts",
     "drafter": "an arm with a drafter",
     "node_budget": "the arm 'ddtree'",
@@ -49,7 +51,7 @@ class Capabilities:
     """What the engine can do, as far as a plan needs to know."""
 
     variants: Mapping[str, Collection[str]]  # part field -> names
-    absent: Mapping[str, Mapping[str, str]]  # part field -> name -> why it is not there
+    absence: Callable[[EngineSpec], str | None]  # which choice cannot be had on the spec's device; None: all can
     check_target: Callable[[str], object]  # raises a UserError for an unknown target
     supports: Callable[[EngineSpec], str | None]  # why a combination cannot run; None: it can
 
@@ -65,7 +67,7 @@ class Plan:
 
 def engine_capabilities() -> Capabilities:
     """What the engine of this package can do. Imports torch."""
-    from ddbench.engine.parts import ABSENT, PARTS, supports
+    from ddbench.engine.parts import PARTS, absence, supports
     from ddbench.models.shapes import DRAFTERS, TARGETS
     from ddbench.models.weights import checkpoint_folder, read_shapes
 
@@ -82,7 +84,7 @@ def engine_capabilities() -> Capabilities:
 
     return Capabilities(
         variants=PARTS,
-        absent={part: {name: why for (field, name), why in ABSENT.items() if field == part} for part in PART_FIELDS},
+        absence=absence,
         check_target=checkpoint_folder,
         supports=reason_against,
     )
@@ -100,7 +102,7 @@ def with_overrides(
     """The experiment with what a command line says put in place.
 
     An axis replaces one of the same name or is added; so does a fixed engine field. Arms that leave out the ablated one
-    leave out its variants too.
+    leave out its variants too. On a GPU `kernels` are 'triton' where nothing else was said.
     """
     new = {axis.name for axis in axes}
     fixed = {name for name, value in (engine or {}).items() if value is not None and name != "device"}
@@ -112,11 +114,17 @@ def with_overrides(
         "arms": chosen,
         "ablate": experiment.ablate if not arms or experiment.ablate_arm in chosen else (),
         "axes": (*kept, *axes),
-        "engine": _changed(experiment.engine, {k: v for k, v in (engine or {}).items() if v is not None}),
+        "engine": _with_kernels(_changed(experiment.engine, {k: v for k, v in (engine or {}).items() if v is not None})),
         "num_blocks": num_blocks if num_blocks is not None else experiment.num_blocks,
         "seed": seed if seed is not None else experiment.seed,
     }
     return _changed(experiment, changes)
+
+
+def _with_kernels(engine: EngineSpec) -> EngineSpec:
+    """The device's own kernels, unless a set was named; an axis or an ablation over them changes this base."""
+    is_open = engine.device == "cuda" and "kernels" not in engine.model_fields_set
+    return _changed(engine, {"kernels": "triton"}) if is_open else engine
 
 
 def make_plan(experiment: ExperimentSpec, can: Capabilities) -> Plan:
@@ -131,7 +139,7 @@ def make_plan(experiment: ExperimentSpec, can: Capabilities) -> Plan:
     unique = list(dict.fromkeys(_candidates(experiment)))
     for case in unique:
         _check_values(case, can)
-    absent = _with_reasons(unique, lambda case: _absence(case, can))
+    absent = _with_reasons(unique, lambda case: can.absence(case.engine))
     misfits = _with_reasons([case for case in unique if case not in absent], lambda case: can.supports(case.engine))
     _check_fit(experiment, unique, misfits)
     skipped = {case: (absent | misfits)[case] for case in unique if case in absent or case in misfits}
@@ -167,7 +175,7 @@ def _candidates(experiment: ExperimentSpec) -> Iterator[Case]:
             yield _case(experiment, arm, point)
         for axis in experiment.ablate:
             for value in axis.values:
-                yield _case(experiment, experiment.ablate_arm, point, {axis.name: value})
+                yield _variant(experiment, point, axis.name, value)
 
 
 def _case(experiment: ExperimentSpec, arm: str, point: dict[str, Any], change: dict[str, Any] | None = None) -> Case:
@@ -182,6 +190,13 @@ def _case(experiment: ExperimentSpec, arm: str, point: dict[str, Any], change: d
         capture=_changed(experiment.capture, _owned(type(experiment.capture), values)),
         shown=tuple(axis.name for axis in experiment.axes if _is_shown(axis) and _is_read(axis.name, arm, engine)),
     )
+
+
+def _variant(experiment: ExperimentSpec, point: dict[str, Any], name: str, value: Any) -> Case:
+    """The ablated arm with one field changed. Its label says so, or it would be the arm's own."""
+    case = _case(experiment, experiment.ablate_arm, point, {name: value})
+    is_said = name in (*LABELLED, *case.shown) or case == _case(experiment, experiment.ablate_arm, point)
+    return case if is_said else case.model_copy(update={"shown": (*case.shown, name)})
 
 
 def _is_shown(axis: Axis) -> bool:
@@ -213,6 +228,8 @@ def _idle_fields(engine: EngineSpec) -> set[str]:
         idle.add("temperature")
     if engine.draft != "oracle":
         idle.add("oracle_quality")
+    if engine.draft != "oracle" or engine.oracle_quality:
+        idle.add("oracle_profile")
     if engine.draft == UNUSED:
         idle.update(("block_size", "drafter"))
     if engine.draft == "prompt_lookup":
@@ -272,26 +289,17 @@ def _check_fit(experiment: ExperimentSpec, cases: Sequence[Case], misfits: Mappi
 
 
 def _check_values(case: Case, can: Capabilities) -> None:
-    """Names that exist nowhere are an error of the request; names that are known to be absent are skipped later."""
+    """Names that exist nowhere are an error of the request; those that lack a device are skipped later."""
     can.check_target(case.engine.target)
     for field in PART_FIELDS:
         name = getattr(case.engine, field)
-        known = {*can.variants.get(field, ()), *can.absent.get(field, ())}
+        known = can.variants.get(field, ())
         if name not in known and not (name == UNUSED and field in ARMS[case.arm]):
             raise UnsupportedVariant(f"{field}: unknown variant '{name}': {did_you_mean(name, known)}")
 
 
 def _with_reasons(cases: Sequence[Case], reason_against: Callable[[Case], str | None]) -> dict[Case, str]:
     return {case: reason for case in cases if (reason := reason_against(case)) is not None}
-
-
-def _absence(case: Case, can: Capabilities) -> str | None:
-    """Why a part of the case is not in this version."""
-    for field in PART_FIELDS:
-        name = getattr(case.engine, field)
-        if name in can.absent.get(field, {}):
-            return f"{field} '{name}' {can.absent[field][name]}"
-    return None
 
 
 # ---------------------------------------------------------------------------------------------------------- order

@@ -1,6 +1,6 @@
 """What would make every case of a plan end in the same error is said before the first one starts.
 
-Between the plan and the run folder: prompts, context length, concurrency, host memory, and the checkpoint's files, each
+Between the plan and the run folder: prompts, context length, concurrency, memory, and the checkpoint's files, each
 looked at once per pair of models and workload. What only a running case can find stays that case's own failure.
 """
 
@@ -21,7 +21,7 @@ from ddbench.harness.workload import build_workload
 from ddbench.models.drafter import Drafter
 from ddbench.models.shapes import DRAFTERS, TARGETS, DrafterShape, TargetShape
 from ddbench.models.target import Target
-from ddbench.models.weights import checkpoint_folder, load_models, read_shapes
+from ddbench.models.weights import checkpoint_folder, is_made_on_device, load_models, read_shapes
 from ddbench.spec import UNUSED, Case, EngineSpec
 
 GIB = 2**30
@@ -38,10 +38,10 @@ class _Pair:
 
 def check_requests(plan: Plan) -> None:
     """Raise the UserError of the first case that cannot run as it was asked for."""
-    pairs: dict[tuple[str, str | None], _Pair] = {}
+    pairs: dict[tuple[str, ...], _Pair] = {}
     prompts: dict[tuple[str, int, str], tuple[Request, ...]] = {}
     for case in plan.cases:
-        key = (case.engine.target, case.engine.drafter)
+        key = _models_key(case.engine)
         if key not in pairs:
             pairs[key] = _checked_pair(case.engine)
         pair, num_warmup = pairs[key], case.capture.num_warmup_requests
@@ -50,6 +50,11 @@ def check_requests(plan: Plan) -> None:
             workload = build_workload(case.workload, pair.target, pair.folder, num_warmup)
             prompts[asked] = (*workload.measured, *workload.warmup)
         _check_case(case, pair, prompts[asked])
+
+
+def _models_key(engine: EngineSpec) -> tuple[str, ...]:
+    """What decides which weights are read, and how much memory they take."""
+    return (engine.target, engine.drafter or "", engine.dtype, engine.experts)
 
 
 def _checked_pair(engine: EngineSpec) -> _Pair:
@@ -65,14 +70,15 @@ def _checked_pair(engine: EngineSpec) -> _Pair:
     else:
         target, own = read_shapes(folder)
         pair = _Pair(folder, target, own if engine.drafter is None else read_shapes(Path(engine.drafter))[1])
-    _check_memory(engine.target, pair)
+    _check_memory(engine, pair)
     if folder is not None:
         load_models(engine.model_copy(update={"device": "cpu", "experts": "packed"}))
     return pair
 
 
-def _check_memory(name: str, pair: _Pair) -> None:
-    """Weights are made or read in host memory, floats in four bytes each, whatever they become later."""
+def _check_memory(engine: EngineSpec, pair: _Pair) -> None:
+    """Weights are made or read in host memory, floats in four bytes each; large random ones on the GPU itself."""
+    name = engine.target
     try:
         with torch.device("meta"):
             modules: tuple[nn.Module, ...] = (
@@ -81,13 +87,30 @@ def _check_memory(name: str, pair: _Pair) -> None:
             )
     except RuntimeError as error:
         raise UserError(f"target '{name}': its shape is impossible: {str(error).splitlines()[0]}") from error
-    tensors = (tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
-    needed, there = sum(tensor.nbytes for tensor in tensors), psutil.virtual_memory().total
+    if pair.folder is None and is_made_on_device(pair.target, engine.device):
+        needed, there = device_bytes(modules, engine), torch.cuda.get_device_properties(0).total_memory
+        where, advice = "GPU memory", "use experts=packed, dtype=bfloat16 or a smaller target"
+    else:
+        tensors = (tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
+        needed, there = sum(tensor.nbytes for tensor in tensors), psutil.virtual_memory().total
+        where, advice = "host memory", "use a smaller target"
     if needed > there:
         raise UserError(
-            f"target '{name}': loading its weights takes {needed / GIB:.0f} GiB of host memory, "
-            f"this machine has {there / GIB:.0f} GiB: use a smaller target"
+            f"target '{name}': loading its weights takes {needed / GIB:.0f} GiB of {where}, "
+            f"this machine has {there / GIB:.0f} GiB: {advice}"
         )
+
+
+def device_bytes(modules: Sequence[nn.Module], engine: EngineSpec) -> int:
+    """Memory of the weights as the engine holds them, no caches: an unpacked word of INT4 is eight floats."""
+    size = 4 if engine.dtype == "float32" else 2
+    total = 0
+    for module in modules:
+        total += sum(size * parameter.numel() for parameter in module.parameters())
+        for name, buffer in module.named_buffers():
+            is_unpacked = name.endswith("_packed") and engine.experts == "dequantized"
+            total += 8 * size * buffer.numel() if is_unpacked else buffer.nbytes
+    return total
 
 
 def _check_case(case: Case, pair: _Pair, requests: Sequence[Request]) -> None:
@@ -99,10 +122,11 @@ def _check_case(case: Case, pair: _Pair, requests: Sequence[Request]) -> None:
             f"lower it, or --set num_requests={concurrency}"
         )
     horizon = facts.block_size - 1
-    if case.engine.draft == "oracle" and len(case.engine.oracle_quality) < horizon:
+    if case.engine.draft == "oracle" and 0 < len(case.engine.oracle_quality) < horizon:
         raise UserError(
             f"oracle_quality: expected {horizon} values in 0..1, one per drafted position, "
-            f"got {len(case.engine.oracle_quality)}: --set oracle_quality={'+'.join(['0.8'] * horizon)}"
+            f"got {len(case.engine.oracle_quality)}: --set oracle_quality={'+'.join(['0.8'] * horizon)}, "
+            "or leave it out for a recorded oracle_profile"
         )
     longest = max(len(request.prompt) for request in requests)
     rows = longest + case.workload.max_new_tokens + _rows_in_flight(facts)

@@ -49,18 +49,16 @@ def _arms_table() -> Table:
 
 
 def _parts_table() -> Table:
-    from ddbench.engine.parts import ABSENT, PARTS
+    from ddbench.engine.parts import PARTS
 
     table = _table("Parts (axes of the engine, * the default)", "part", "variant", "what it does")
     for part in PART_FIELDS:
         default = EngineSpec.model_fields[part].default
-        rows: list[tuple[str, str, str | None]] = [
-            (f"{name} *" if name == default else name, (kind.__doc__ or "").strip().partition("\n")[0], None)
-            for name, kind in PARTS[part].items()
-        ]
-        rows += [(name, f"absent: {reason}", "dim") for (field, name), reason in ABSENT.items() if field == part]
-        for number, (name, text, style) in enumerate(rows):
-            _row(table, "" if number else part, name, text, style=style)
+        for number, (name, kind) in enumerate(PARTS[part].items()):
+            text = (kind.__doc__ or "").strip().partition("\n")[0]
+            text = f"{text} Needs a CUDA device." if kind.needs_cuda else text
+            shown = f"{name} *" if name == default else name
+            _row(table, "" if number else part, shown, text, style="dim" if kind.needs_cuda else None)
     return table
 
 

@@ -106,6 +106,7 @@ def warnings_of(
         "the passes of this case emitted different tokens": any(one.outputs != clean.outputs for one in observed),
         "no drafted token was ever accepted: the draft does nothing": card.acceptance == "measured" and never_helped,
         "random weights: the acceptance length means nothing": card.acceptance == "random_weights",
+        f"acceptance is replayed: {_replayed_from(case.engine)}": card.acceptance == "replayed",
         "prompts are random token ids: acceptance and expert use are not those of real text": (
             case.workload.prompts == "random"
         ),
@@ -116,6 +117,10 @@ def warnings_of(
     }
     applying = [text for text, applies in texts.items() if applies]
     return (*applying, *_warmth_warnings(observed, warmup_ns), *_load_warnings(observed))
+
+
+def _replayed_from(spec: EngineSpec) -> str:
+    return "the oracle_quality asked for" if spec.oracle_quality else f"the recorded profile '{spec.oracle_profile}'"
 
 
 def _warmth_warnings(observed: Sequence[Observed], warmup_ns: Sequence[int]) -> list[str]:

@@ -21,7 +21,8 @@ from ddbench.errors import CheckpointError, UserError, did_you_mean, shown
 from ddbench.models.shapes import TargetShape
 from ddbench.spec import WorkloadSpec, first_message
 
-RANDOM_LENGTHS = (8, 48)  # tokens of a random prompt, both ends included: unequal, so that batches are ragged
+# Tokens of a random prompt without `prompt_tokens`, both ends included: unequal, so that batches are ragged.
+RANDOM_LENGTHS = (8, 48)
 SOURCES = ("held-out", "random")
 
 
@@ -53,6 +54,8 @@ class _PromptLine(BaseModel):
 def build_workload(spec: WorkloadSpec, shape: TargetShape, folder: Path | None, num_warmup: int) -> Workload:
     """`spec.num_requests` measured requests and `num_warmup` others; the same for every arm of a comparison."""
     wanted = spec.num_requests + num_warmup
+    if spec.prompt_tokens is not None and spec.prompts != "random":
+        raise UserError(f"prompt_tokens is for random prompts, prompts is {shown(spec.prompts)}: --set prompts=random")
     if spec.prompts == "random":
         prompts = _random_prompts(spec, shape, wanted)
     elif spec.prompts == "held-out":
@@ -87,7 +90,7 @@ def build_workload(spec: WorkloadSpec, shape: TargetShape, folder: Path | None, 
 def _random_prompts(spec: WorkloadSpec, shape: TargetShape, count: int) -> list[Prompt]:
     rng = random.Random(f"prompts/{spec.prompt_seed}")
     allowed = [token for token in range(shape.vocab) if token not in shape.stop_token_ids]
-    low, high = RANDOM_LENGTHS
+    low, high = RANDOM_LENGTHS if spec.prompt_tokens is None else (spec.prompt_tokens, spec.prompt_tokens)
     return [
         Prompt(f"random-{index:04d}", "random", tuple(rng.choices(allowed, k=rng.randint(low, high))))
         for index in range(count)

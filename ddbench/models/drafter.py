@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from ddbench.kernels.rope import rope
-from ddbench.kernels.tree_attention import dense_mask, tree_attention_dense
+from ddbench.models.kernel_set import TORCH
 from ddbench.models.layers import RMSNorm, RotaryTable, SwiGLU, attention_scale, linear
 from ddbench.models.shapes import DrafterShape
 from ddbench.models.target import Target
@@ -50,6 +50,11 @@ class DrafterAttention(nn.Module):
         self.q_norm = RMSNorm(shape.head_dim, shape.norm_eps)
         self.k_norm = RMSNorm(shape.head_dim, shape.norm_eps)
 
+    def heads(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[B, T, D] -> q [B, T, H, hd], k and v [B, T, G, hd] as they come out of their products."""
+        q, k, v = (p(x).unflatten(-1, (-1, self.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        return q, k, v
+
     def query(self, x: torch.Tensor, rows: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """[B, T, D] -> normalised, rotated q [B, T, H, hd]."""
         return rope(self.q_norm(self.q_proj(x).unflatten(-1, (-1, self.head_dim))), *rows)
@@ -75,6 +80,7 @@ class Drafter(nn.Module):
     """Block plus draft K/V cache to draft logits."""
 
     layers: Sequence[DrafterLayer]  # an nn.ModuleList
+    kernels = TORCH
 
     def __init__(self, shape: DrafterShape, num_positions: int) -> None:
         super().__init__()
@@ -118,21 +124,26 @@ class Drafter(nn.Module):
         The block's own K/V is put into cache rows lengths .. lengths+P-1 for the time of the call: rows at or beyond
         `lengths` are never context, so the cache's content as seen by the next call is unchanged.
         """
-        batch, block = block_ids.shape
+        block = block_ids.shape[1]
         x = target.embed(block_ids)  # [B, P, D]
         offsets = torch.arange(block, device=x.device)
         positions = lengths[:, None] + offsets
         rows = self.rotary.rows(positions)
-        slots = (torch.arange(batch, device=x.device)[:, None], positions)
-        masks: dict[tuple[int | None, bool], torch.Tensor] = {}
+        slots = self.kernels.plan_rows(lengths, block)
+        plans: dict[tuple[int | None, bool], Any] = {}
+        residual: torch.Tensor | None = None
         for i, layer in enumerate(self.layers):
             rule = (self.shape.window(i), self.shape.causal_in_block(i))
-            if rule not in masks:
-                masks[rule] = dense_mask(lengths, block, context_bound, None, window=rule[0], causal=rule[1])
-            h = layer.input_norm(x)
+            if rule not in plans:
+                plans[rule] = self.kernels.plan_block(lengths, block, context_bound, *rule)
+            h, residual = layer.input_norm.add(x, residual)
             attention = layer.attention
-            k_cache[i][slots], v_cache[i][slots] = attention.key_value(h, rows)
-            out = tree_attention_dense(attention.query(h, rows), k_cache[i], v_cache[i], masks[rule], attention.scale)
-            x = x + attention.o_proj(out.flatten(2))
-            x = x + layer.mlp(layer.post_norm(x))
-        return target.head(self.norm(x[:, 1:]))
+            q = self.kernels.qk_rows(
+                *attention.heads(h), attention.q_norm.weight, attention.k_norm.weight, self.shape.norm_eps, *rows,
+                slots, k_cache[i], v_cache[i],
+            )  # fmt: skip
+            out = self.kernels.attend_block(q, k_cache[i], v_cache[i], plans[rule], attention.scale)
+            h, residual = layer.post_norm.add(attention.o_proj(out.flatten(2)), residual)
+            x = layer.mlp(h)
+        x, _ = self.norm.add(x, residual)
+        return target.head(x[:, 1:])

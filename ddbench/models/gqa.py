@@ -13,12 +13,15 @@ from torch import nn
 
 from ddbench.kernels.rope import rope
 from ddbench.models.inputs import VerifyAttention
+from ddbench.models.kernel_set import TORCH
 from ddbench.models.layers import RMSNorm, attention_scale, linear
 from ddbench.models.shapes import GQAShape, RopeShape
 
 
 class GQAAttention(nn.Module):
     """q, k, v projections, optional per-head q/k norms, RoPE, attention, output projection."""
+
+    kernels = TORCH
 
     def __init__(self, hidden: int, shape: GQAShape, rope_shape: RopeShape, eps: float) -> None:
         super().__init__()
@@ -31,10 +34,18 @@ class GQAAttention(nn.Module):
         self.q_norm = RMSNorm(shape.head_dim, eps) if shape.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(shape.head_dim, eps) if shape.qk_norm else nn.Identity()
 
+    def _heads(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """-> q [B, N, H, D], k and v [B, N, G, D] as they come out of their products."""
+        q, k, v = (p(x).unflatten(-1, (-1, self.shape.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        return q, k, v
+
+    def _norms(self) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
+        if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
+            return self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
+        return None, None, 0.0
+
     def _project(self, x: torch.Tensor, rows: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        q = self.q_proj(x).unflatten(-1, (-1, self.shape.head_dim))  # [B, N, H, D]
-        k = self.k_proj(x).unflatten(-1, (-1, self.shape.head_dim))  # [B, N, G, D]
-        v = self.v_proj(x).unflatten(-1, (-1, self.shape.head_dim))  # [B, N, G, D]
+        q, k, v = self._heads(x)
         return rope(self.q_norm(q), *rows), rope(self.k_norm(k), *rows), v
 
     def forward(
@@ -42,14 +53,13 @@ class GQAAttention(nn.Module):
         x: torch.Tensor,  # [B, N, M]
         rows: tuple[torch.Tensor, torch.Tensor],
         cache: tuple[torch.Tensor, ...],
-        slots: tuple[torch.Tensor, torch.Tensor],
+        slots: Any,
         attention: VerifyAttention,
         plan: Any,
     ) -> torch.Tensor:
         """Write the new tokens' K/V to cache rows `slots`, then attend as `attention` does. -> [B, N, M]."""
-        q, k, v = self._project(x, rows)
         k_cache, v_cache = cache
-        k_cache[slots], v_cache[slots] = k, v
+        q = self.kernels.qk_rows(*self._heads(x), *self._norms(), *rows, slots, k_cache, v_cache)
         return self.o_proj(attention.gqa(q, k_cache, v_cache, plan, self.scale).flatten(2))
 
     def full(self, x: torch.Tensor, rows: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:

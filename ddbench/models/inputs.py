@@ -16,7 +16,8 @@ class VerifyInputs:
     """N new tokens for each of B requests, on top of `lengths` cached context rows.
 
     The K/V (or latent row) of new token i of request b is written to cache row `lengths[b] + i`.
-    `visible` None means causal among the new tokens (prefill, plain decoding, chain verify).
+    `visible` and `packed` None means causal among the new tokens (prefill, plain decoding, chain verify); of a tree's
+    mask those forms are there that its attention reads.
     """
 
     input_ids: torch.Tensor  # [B, N] int64
@@ -24,6 +25,7 @@ class VerifyInputs:
     lengths: torch.Tensor  # [B] int64, context rows already in the cache
     visible: torch.Tensor | None  # [B, N, N] bool, row i: the new tokens that token i may see (itself included)
     context_bound: int  # host integer >= lengths.max(): how much of the cache attention has to look at
+    packed: torch.Tensor | None = None  # [B, N, W] int32, `visible` in bits, bit j of word w: new token 32 w + j
     logit_rows: torch.Tensor | None = None  # [B] int64: logits of this one row per request only (prefill)
 
 

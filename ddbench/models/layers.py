@@ -9,11 +9,10 @@ from collections.abc import Callable
 from typing import Self
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from ddbench.kernels import rms_norm as rms_norm_kernel
 from ddbench.kernels import rope as rope_kernel
+from ddbench.models.kernel_set import TORCH
 from ddbench.models.shapes import RopeShape
 
 
@@ -25,17 +24,27 @@ def linear(in_features: int, out_features: int) -> nn.Linear:
 class RMSNorm(nn.Module):
     """`weight * x / rms(x)`, fp32 inside, over the last dim."""
 
+    kernels = TORCH
+
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm_kernel.rms_norm(x, self.weight, self.eps)
+        return self.kernels.rms_norm(x, self.weight, self.eps)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """-> (the norm of `x + residual`, the sum itself), both [..., M]; without a residual the sum is x."""
+        if residual is None:
+            return self(x), x
+        return self.kernels.add_rms_norm(x, residual, self.weight, self.eps)
 
 
 class SwiGLU(nn.Module):
     """`down(silu(gate(x)) * up(x))`, gate and up in one matrix (gate rows first)."""
+
+    kernels = TORCH
 
     def __init__(self, hidden: int, width: int) -> None:
         super().__init__()
@@ -43,8 +52,7 @@ class SwiGLU(nn.Module):
         self.down = linear(width, hidden)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(self.kernels.swiglu(self.gate_up(x)))
 
 
 class FixedPrecision(nn.Module):

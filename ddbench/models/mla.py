@@ -16,12 +16,15 @@ from torch import nn
 
 from ddbench.kernels.rope import rope
 from ddbench.models.inputs import VerifyAttention
+from ddbench.models.kernel_set import TORCH
 from ddbench.models.layers import RMSNorm, attention_scale, linear
 from ddbench.models.shapes import MLAShape, RopeShape
 
 
 class MLAAttention(nn.Module):
     """Low-rank query, latent key/value, decoupled rotary key."""
+
+    kernels = TORCH
 
     def __init__(self, hidden: int, shape: MLAShape, rope_shape: RopeShape, eps: float) -> None:
         super().__init__()
@@ -39,12 +42,12 @@ class MLAAttention(nn.Module):
         self.kv_b_proj = linear(shape.kv_lora_rank, shape.num_heads * (shape.qk_nope_dim + shape.v_head_dim))
         self.o_proj = linear(shape.num_heads * shape.v_head_dim, hidden)
 
-    def _query(self, x: torch.Tensor, rows: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """-> (q_nope [B,N,H,nope], rotated q_rope [B,N,H,Dr])."""
+    def _projected_query(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """-> (q_nope [B,N,H,nope], q_rope [B,N,H,Dr], not yet rotated)."""
         q = self.q_proj(x) if self.shape.q_lora_rank is None else self.q_b_proj(self.q_a_norm(self.q_a_proj(x)))
         q = q.unflatten(-1, (self.shape.num_heads, -1))
         q_nope, q_rope = q.split((self.shape.qk_nope_dim, self.shape.qk_rope_dim), dim=-1)
-        return q_nope, rope(q_rope, *rows)
+        return q_nope, q_rope
 
     def _latent(self, x: torch.Tensor, rows: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """-> (normalised latent [B,N,R], rotated key [B,N,Dr]): what is cached."""
@@ -62,18 +65,19 @@ class MLAAttention(nn.Module):
         x: torch.Tensor,  # [B, N, M]
         rows: tuple[torch.Tensor, torch.Tensor],
         cache: tuple[torch.Tensor, ...],
-        slots: tuple[torch.Tensor, torch.Tensor],
+        slots: Any,
         attention: VerifyAttention,
         plan: Any,
     ) -> torch.Tensor:
         """Write the new tokens' latent rows to cache rows `slots`, then attend as `attention` does. -> [B, N, M]."""
         (latent_cache,) = cache
-        latent_cache[slots] = torch.cat(self._latent(x, rows), dim=-1)
-        q_nope, q_rope = self._query(x, rows)
+        norm = self.kv_a_norm
+        self.kernels.latent_rows(self.kv_a_proj(x), norm.weight, norm.eps, *rows, slots, latent_cache)
+        q_nope, q_rope = self._projected_query(x)
         w_k, w_v = self._up_projections()
         heads_first = q_nope.flatten(0, 1).transpose(0, 1)  # [H, B*N, nope]
         q_latent = (heads_first @ w_k).transpose(0, 1).unflatten(0, x.shape[:2])  # [B, N, H, R]
-        q = torch.cat((q_latent, q_rope), dim=-1)
+        q = self.kernels.absorbed_query(q_latent, q_rope, *rows)
         out = attention.mla(q, latent_cache, self.shape.kv_lora_rank, plan, self.scale)  # [B, N, H, R]
         values = out.flatten(0, 1).transpose(0, 1) @ w_v.transpose(1, 2)  # [H, B*N, v]
         return self.o_proj(values.transpose(0, 1).reshape(*x.shape[:2], -1))
@@ -83,7 +87,8 @@ class MLAAttention(nn.Module):
         latent, k_rope = self._latent(x, rows)
         kv = self.kv_b_proj(latent).unflatten(-1, (self.shape.num_heads, -1))
         k_nope, v = kv.split((self.shape.qk_nope_dim, self.shape.v_head_dim), dim=-1)
-        q = torch.cat(self._query(x, rows), dim=-1)
+        q_nope, q_rope = self._projected_query(x)
+        q = torch.cat((q_nope, rope(q_rope, *rows)), dim=-1)
         k = torch.cat((k_nope, k_rope[:, :, None].expand(-1, -1, self.shape.num_heads, -1)), dim=-1)
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, scale=self.scale

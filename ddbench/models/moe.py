@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ddbench.kernels import int4, moe_experts, moe_route
+from ddbench.kernels import int4
+from ddbench.models.kernel_set import TORCH
 from ddbench.models.layers import FixedPrecision, SwiGLU
 from ddbench.models.shapes import MoEShape
 
@@ -17,8 +18,12 @@ _MATRICES = ("gate_up", "down")
 
 
 class RoutedExperts(FixedPrecision):
-    """E SwiGLU experts stacked. INT4 keeps packed words and scales; `dequantize` unpacks them once, for good."""
+    """E SwiGLU experts stacked, those held here of a router's choices (`MoEShape`): the others' add nothing.
 
+    INT4 keeps packed words and scales; `dequantize` unpacks them once, for good.
+    """
+
+    kernels = TORCH
     FIXED = ("gate_up_scales", "down_scales")  # bf16 as stored, whatever precision the model computes in
     gate_up: torch.Tensor  # [E, 2I, M], gate rows first; where the experts are float
     down: torch.Tensor  # [E, M, I]
@@ -31,15 +36,17 @@ class RoutedExperts(FixedPrecision):
         super().__init__()
         self.shape = shape
         self.is_packed = shape.weight_format == "int4"
+        # Where all experts are here, nothing is asked of the ids: not one op more.
+        self.share = {"first_expert": shape.first_expert} if shape.is_share else {}
         sizes = {"gate_up": (2 * shape.expert_width, hidden), "down": (hidden, shape.expert_width)}
         for name, (rows, columns) in sizes.items():
             if self.is_packed:
-                words = torch.zeros(shape.num_experts, rows, columns // 8, dtype=torch.int32)
-                scales = torch.zeros(shape.num_experts, rows, columns // shape.group_size, dtype=torch.bfloat16)
+                words = torch.zeros(shape.num_held, rows, columns // 8, dtype=torch.int32)
+                scales = torch.zeros(shape.num_held, rows, columns // shape.group_size, dtype=torch.bfloat16)
                 self.register_buffer(f"{name}_packed", words)
                 self.register_buffer(f"{name}_scales", scales)
             else:
-                self.register_parameter(name, nn.Parameter(torch.empty(shape.num_experts, rows, columns)))
+                self.register_parameter(name, nn.Parameter(torch.empty(shape.num_held, rows, columns)))
 
     def dequantize(self, dtype: torch.dtype) -> None:
         """Replace packed words by float weights of the same values."""
@@ -54,16 +61,17 @@ class RoutedExperts(FixedPrecision):
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         if self.is_packed:
-            return moe_experts.moe_experts_int4(
+            return self.kernels.moe_experts_int4(
                 x, ids, weights, self.gate_up_packed, self.gate_up_scales, self.down_packed, self.down_scales,
-                self.shape.group_size,
+                self.shape.group_size, **self.share,
             )  # fmt: skip
-        return moe_experts.moe_experts(x, ids, weights, self.gate_up, self.down)
+        return self.kernels.moe_experts(x, ids, weights, self.gate_up, self.down, **self.share)
 
 
 class MoE(FixedPrecision):
     """Router, routed experts and shared experts (one SwiGLU of `num_shared` times the expert width)."""
 
+    kernels = TORCH
     FIXED = ("bias",)
     bias: torch.Tensor  # [E] fp32, added to the scores for the choice only
 
@@ -78,7 +86,7 @@ class MoE(FixedPrecision):
 
     def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x [T, M] -> (expert ids [T, k], weights [T, k] fp32)."""
-        return moe_route.moe_route(x, self.gate, self.bias, self.shape.top_k, self.shape.routed_scaling)
+        return self.kernels.moe_route(x, self.gate, self.bias, self.shape.top_k, self.shape.routed_scaling)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.is_wide:
@@ -94,6 +102,7 @@ class MoE(FixedPrecision):
         straight-through gradient, so that what is trained is what will be stored.
         """
         assert not self.experts.is_packed, "the wide form needs float experts"
+        assert not self.shape.is_share, "the wide form needs every expert"
         flat = x.flatten(0, -2)
         with torch.autocast(x.device.type, enabled=False):  # bf16 scores would choose other experts than inference
             ids, chosen = self.route(flat.float())

@@ -14,6 +14,7 @@ from torch import nn
 
 from ddbench.models.gqa import GQAAttention
 from ddbench.models.inputs import VerifyAttention, VerifyInputs, VerifyOutput
+from ddbench.models.kernel_set import TORCH
 from ddbench.models.layers import RMSNorm, RotaryTable, SwiGLU, linear
 from ddbench.models.mla import MLAAttention
 from ddbench.models.moe import MoE
@@ -38,9 +39,13 @@ class DecoderLayer(nn.Module):
         else:
             self.mlp = SwiGLU(shape.hidden, shape.dense_width)
 
-    def forward(self, x: torch.Tensor, *args: Any) -> torch.Tensor:
-        x = x + self.attention(self.input_norm(x), *args)
-        return x + self.mlp(self.post_norm(x))
+    def forward(self, h: torch.Tensor, residual: torch.Tensor, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """`h` is the norm of the residual stream; -> (what is yet to be added to the stream, the stream so far).
+
+        Each addition is left to the norm that follows it, which makes one pass of the two.
+        """
+        h, residual = self.post_norm.add(self.attention(h, *args), residual)
+        return self.mlp(h), residual
 
 
 class Target(nn.Module):
@@ -51,6 +56,7 @@ class Target(nn.Module):
     """
 
     layers: Sequence[DecoderLayer]  # an nn.ModuleList
+    kernels = TORCH
 
     def __init__(self, shape: TargetShape, capture_ids: tuple[int, ...] = ()) -> None:
         super().__init__()
@@ -82,22 +88,22 @@ class Target(nn.Module):
     ) -> VerifyOutput:
         """`cache[i]` holds layer i's tensors [B, S, *row]; the new tokens' rows are written to it in place."""
         x = self.embed(inputs.input_ids)  # [B, N, M]
-        batch, num_new = inputs.input_ids.shape
         rows = self.rotary.rows(inputs.positions)
         plan = attention.prepare(inputs, x.dtype)
-        slots = (
-            torch.arange(batch, device=x.device)[:, None],
-            inputs.lengths[:, None] + torch.arange(num_new, device=x.device),
-        )
+        slots = self.kernels.plan_rows(inputs.lengths, inputs.input_ids.shape[1])
         captured: dict[int, torch.Tensor] = {}
-        for i, layer in enumerate(self.layers):
-            x = layer(x, rows, cache[i], slots, attention, plan)
-            if i in self.capture_ids:
-                captured[i] = x
-        features = torch.cat([captured[i] for i in self.capture_ids], dim=-1) if captured else x[..., :0]
+        residual: torch.Tensor | None = None
+        for i, layer in enumerate((*self.layers, None)):
+            norm = self.norm if layer is None else layer.input_norm
+            h, residual = norm.add(x, residual)  # the stream after layer i - 1
+            if i - 1 in self.capture_ids:
+                captured[i - 1] = residual
+            if layer is not None:
+                x, residual = layer(h, residual, rows, cache[i], slots, attention, plan)
+        features = torch.cat([captured[i] for i in self.capture_ids], dim=-1) if captured else h[..., :0]
         if inputs.logit_rows is not None:
-            x = x.gather(1, inputs.logit_rows[:, None, None].expand(-1, 1, x.shape[-1]))
-        return VerifyOutput(logits=self.head(self.norm(x)), features=features)
+            h = h.gather(1, inputs.logit_rows[:, None, None].expand(-1, 1, h.shape[-1]))
+        return VerifyOutput(logits=self.head(h), features=features)
 
     def full(self, ids: torch.Tensor, fake_quantize: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Whole sequences, causal, no cache: the training forward.

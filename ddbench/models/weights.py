@@ -26,12 +26,15 @@ from ddbench.errors import CheckpointError, UserError, did_you_mean
 from ddbench.kernels import int4
 from ddbench.models.drafter import Drafter
 from ddbench.models.moe import RoutedExperts
+from ddbench.models.random_weights import has_planted_successor, random_pair
 from ddbench.models.shapes import DRAFTERS, TARGETS, DrafterShape, TargetShape
 from ddbench.models.target import Target
 from ddbench.spec import EngineSpec
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 ShapeT = TypeVar("ShapeT", bound=BaseModel)
+
+LARGE = 10**9  # parameters of a target from which random weights are made on the GPU that they are for
 
 PRETRAINED = Path(__file__).resolve().parent / "pretrained"
 
@@ -111,12 +114,17 @@ def count_parameters(module: nn.Module) -> int:
 
 
 def random_models(target: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Models:
-    """Seeded random weights for a named shape (timing and correctness; its acceptance means nothing)."""
+    """Seeded random weights for a named shape (timing and correctness; its acceptance means nothing).
+
+    Small ones are the same on every device. Large ones for a GPU are made there (`random_models_on`): other values.
+    """
     if target not in TARGETS:
         raise UserError(f"unknown target '{target}': {did_you_mean(target, TARGETS)}")
     if target not in DRAFTERS:
         raise UserError(f"target '{target}' has no drafter shape: {did_you_mean(target, DRAFTERS)}")
     target_shape, drafter_shape = TARGETS[target], DRAFTERS[target]
+    if is_made_on_device(target_shape, device):
+        return random_models_on(torch.device(device), target_shape, drafter_shape, seed=seed, dtype=dtype)
     model = Target(target_shape, drafter_shape.target_layer_ids)
     drafter = Drafter(drafter_shape, target_shape.max_context)
     for module, offset in ((model, 0), (drafter, 1)):
@@ -126,6 +134,35 @@ def random_models(target: str, *, seed: int = 0, dtype: torch.dtype = torch.floa
         target, digest, drafter_shape.name, digest, False, count_parameters(model), count_parameters(drafter)
     )
     return Models(_ready(model, dtype, device), _ready(drafter, dtype, device), facts, None)
+
+
+def is_made_on_device(shape: TargetShape, device: str) -> bool:
+    """Whether random weights of a shape never exist on the host."""
+    if torch.device(device).type == "cpu":
+        return False
+    with torch.device("meta"):
+        return count_parameters(Target(shape)) > LARGE
+
+
+def random_models_on(
+    device: torch.device, target: TargetShape, drafter: DrafterShape, *, seed: int = 0, dtype: torch.dtype
+) -> Models:
+    """Seeded random weights for any pair of shapes, made on `device` in seconds, with a planted successor.
+
+    The digest says what they are: `random-seed-0-cuda-successor`.
+    """
+    model, drafter_model = random_pair(target, drafter, seed=seed, dtype=dtype, device=device)
+    digest = f"random-seed-{seed}-{device.type}"
+    facts = ModelFacts(
+        target.name,
+        f"{digest}-successor" if has_planted_successor(target) else digest,
+        drafter.name,
+        digest,
+        False,
+        count_parameters(model),
+        count_parameters(drafter_model),
+    )
+    return Models(model, drafter_model, facts, None)
 
 
 def _ready(module: ModuleT, dtype: torch.dtype, device: str | torch.device) -> ModuleT:

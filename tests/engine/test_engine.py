@@ -183,7 +183,7 @@ def test_host_mirrors_decide_nothing(models, make_engine, make_requests, greedy,
     engine = make_engine(models, draft="oracle", continuations=truth, quality=QUALITY, debug=False)
     batch = engine.new_batch(requests, 4)
     loosest = batch.num_rows - 14  # a tree of 13 slots still fits behind it
-    monkeypatch.setattr(Batch, "update_bound", lambda self: setattr(self, "context_bound", loosest))
+    monkeypatch.setattr(Batch, "update_bound", lambda self, num_unread=0: setattr(self, "context_bound", loosest))
     got = {}
     for row, request in enumerate(requests):
         running = engine.prefill(batch, row, request)
@@ -321,7 +321,7 @@ def test_parts_can_be_replaced(gqa_models, make_engine, make_requests, greedy):
     assert isinstance(parts, SpeculativeParts)
 
     class DropsOddRows(type(parts.tree_build)):
-        def __call__(self, logits):
+        def __call__(self, logits, *launch):
             tree = super().__call__(logits)
             tree.num_nodes[1::2] = 0
             return tree

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddbench.engine.engine import setting_of
-from ddbench.engine.parts import ABSENT, PARTS, Parts, SpeculativeParts, build_parts, supports
+from ddbench.engine.parts import PARTS, Parts, SpeculativeParts, absence, build_parts, supports
 from ddbench.engine.types import Part
 from ddbench.errors import UnsupportedVariant
 from ddbench.models.shapes import DRAFTERS, TARGETS
@@ -24,8 +24,6 @@ def test_the_tables_hold_the_spec_fields_and_their_entries_say_what_they_are():
         for entry in table.values():
             assert issubclass(entry, Part)
             assert entry.__doc__ or entry.__mro__[1].__doc__
-    assert {field for field, _ in ABSENT} <= set(PARTS)
-    assert not any(name in PARTS[field] for field, name in ABSENT)
 
 
 def test_defaults_and_arms_name_existing_variants_that_go_together():
@@ -38,6 +36,9 @@ def test_defaults_and_arms_name_existing_variants_that_go_together():
     [
         ("ddtree", {"attention": "tree_triton"}, "attention 'tree_triton' needs a CUDA device"),
         ("ar", {"executor": "round_graph"}, "executor 'round_graph' needs a CUDA device"),
+        ("ar", {"kernels": "triton"}, "kernels 'triton' needs a CUDA device"),
+        ("ddtree", {"device": "cuda", "attention": "tree_triton"}, "attention 'tree_triton' needs kernels 'triton'"),
+        ("ar", {"device": "cuda", "executor": "stage_graphs"}, "executor 'stage_graphs' needs kernels 'triton'"),
         ("ddtree", {"tree_compile": "causal"}, "'causal' serves chains only, not tree_build 'heap'"),
         ("ddtree", {"materialize": UNUSED}, "materialize is 'none', but draft 'dflash' needs one of: sequential"),
         ("ddtree", {"draft": "prompt_lookup"}, "materialize 'fused' has nothing to do with draft 'prompt_lookup'"),
@@ -50,6 +51,26 @@ def test_defaults_and_arms_name_existing_variants_that_go_together():
 )
 def test_misfits_have_a_reason(arm, changes, text):
     assert text in (reason(arm, **changes) or "")
+
+
+@pytest.mark.parametrize("arm", list(ARMS))
+@pytest.mark.parametrize("executor", list(PARTS["executor"]))
+def test_on_a_gpu_with_its_kernels_everything_can_be_had(arm, executor):
+    for attention in PARTS["attention"]:
+        changes = {"device": "cuda", "kernels": "triton", "attention": attention, "executor": executor}
+        assert reason(arm, **changes) is None
+
+
+def test_what_needs_a_gpu_is_out_of_reach_on_a_cpu_and_nothing_else_is():
+    out_of_reach = set()
+    for field, table in PARTS.items():
+        for name in table:
+            spec = EngineSpec(**{field: name})
+            assert absence(spec.model_copy(update={"device": "cuda"})) is None
+            if absence(spec) is not None:
+                assert absence(spec) == f"{field} '{name}' needs a CUDA device"
+                out_of_reach.add(name)
+    assert out_of_reach == {"tree_triton", "stage_graphs", "round_graph"}
 
 
 def test_a_target_without_a_drafter_runs_the_model_free_arms_only():

@@ -273,7 +273,8 @@ def test_a_round_of_device_parts_reads_nothing_on_the_host(
     batch = started(engine, requests, num_rounds=1)
     with no_host_reads():
         report = engine.parts.executor(engine._round, batch, NullProbe())
-    assert report.shape == (3, 2 * (1 if arm == "ar" else engine.setting.facts.block_size) + 4)
+    columns = 2 * (1 if arm == "ar" else engine.setting.facts.block_size) + 4
+    assert [len(row) for row in report.rows()] == [columns] * 3
 
 
 @torch.inference_mode()

@@ -51,7 +51,7 @@ def _signals_as_before() -> Iterator[None]:
 
 @pytest.fixture
 def can() -> Capabilities:
-    """An engine with two tree builders, one absent executor, and a limit."""
+    """An engine with two tree builders, one executor out of reach, and a limit."""
     return Capabilities(
         variants={
             "draft": ("dflash", "prompt_lookup"),
@@ -60,9 +60,9 @@ def can() -> Capabilities:
             "tree_compile": ("causal", "ancestors"),
             "attention": ("dense_mask",),
             "sampling": ("greedy", "stochastic"),
-            "executor": ("eager",),
+            "executor": ("eager", "round_graph"),
         },
-        absent={"executor": {"round_graph": "needs a GPU"}},
+        absence=lambda spec: "executor 'round_graph' needs a GPU" if spec.executor == "round_graph" else None,
         check_target=check_target,
         supports=reason_against,
     )

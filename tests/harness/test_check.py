@@ -11,14 +11,14 @@ import torch
 from rich.console import Console
 
 from ddbench.engine.engine import Engine
-from ddbench.engine.parts import ABSENT, PARTS
+from ddbench.engine.parts import PARTS
 from ddbench.engine.types import Request
 from ddbench.harness import check
-from ddbench.harness.check import Row, check_ops, check_parity, check_sampling, run_checks, variants
+from ddbench.harness.check import Row, check_ops, check_parity, check_sampling, checked_specs, run_checks, variants
 from ddbench.harness.show import show_checks
 from ddbench.models.weights import random_models
 from ddbench.ops import OPS
-from ddbench.spec import ARMS, EngineSpec
+from ddbench.spec import ARMS, UNUSED, EngineSpec
 
 torch.set_num_threads(1)
 
@@ -28,15 +28,33 @@ def test_every_variant_of_every_part_is_checked() -> None:
     specs = variants(EngineSpec(target="tiny-gqa"), models).values()
     for field, table in PARTS.items():
         checked = {getattr(spec, field) for spec in specs}
-        assert set(table) - {"stochastic"} <= checked, field
+        left_out = {"stochastic", *(name for name, kind in table.items() if kind.needs_cuda)}
+        assert set(table) - left_out == checked - {UNUSED}, field
     assert set(ARMS) <= set(variants(EngineSpec(target="tiny-gqa"), models))
 
 
-def test_parity_rows_name_what_is_absent_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_every_variant_is_checked_and_the_arms_with_plain_kernels_and_in_one_graph_too() -> None:
+    """Planned only: what is expected there comes from plain torch, so that no kernel is its own judge."""
+    specs = checked_specs(EngineSpec(target="tiny-gqa", device="cuda"), random_models("tiny-gqa"))
+    for field, table in PARTS.items():
+        assert set(table) - {"stochastic"} <= {getattr(spec, field) for spec in specs.values()}, field
+    for arm in ARMS:
+        assert specs[arm].kernels == "triton"
+        assert (specs[f"{arm} kernels=torch"].kernels, specs[f"{arm} kernels=torch"].executor) == ("torch", "eager")
+        assert specs[f"{arm} in one graph"].executor == "round_graph"
+    assert all(spec.device == "cuda" for spec in specs.values())
+
+
+def test_parity_rows_name_what_is_out_of_reach_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "checkpoint_folder", lambda name: None)
     rows = list(check_parity("cpu", targets=("nano-k2",)))
     assert {row.status for row in rows} == {"skipped"}
-    assert len(rows) == len(ABSENT) + 1
+    assert {row.subject: row.detail for row in rows[:-1]} == {
+        "attention=tree_triton": "attention 'tree_triton' needs a CUDA device",
+        "executor=stage_graphs": "executor 'stage_graphs' needs a CUDA device",
+        "executor=round_graph": "executor 'round_graph' needs a CUDA device",
+        "kernels=triton": "kernels 'triton' needs a CUDA device",
+    }
     assert "weights are not in this installation" in rows[-1].detail
 
 

@@ -62,6 +62,21 @@ def test_plain_decoding_of_one_token_on_one_of_eight_ranks() -> None:
     assert 21 * GB < cost.num_bytes < 22.6 * GB
 
 
+def test_a_rank_counts_the_experts_it_holds() -> None:
+    """48 of 384: one of eight chosen experts per token is here; the router stays whole."""
+    rank = TARGETS["k2.6-ep8-rank"]
+    assert K2.moe is not None
+    assert rank.moe is not None
+    assert experts_touched(rank.moe, 1) == pytest.approx(1)
+    assert experts_touched(rank.moe, 8) == pytest.approx(7.4, abs=0.05)
+    assert experts_touched(rank.moe, 64) == pytest.approx(35.5, abs=0.1)
+    assert experts_touched(K2.moe, 8) == pytest.approx(8 * experts_touched(rank.moe, 8))
+    whole, share = (verify_cost(shape, ONE_TOKEN, 2, is_packed=True) for shape in (K2, rank))
+    assert whole.num_bytes - share.num_bytes == pytest.approx(60 * 7 * 24.8 * MB, rel=0.005)
+    assert whole.num_flops - share.num_flops == pytest.approx(60 * 7 * 2 * 3 * 7168 * 2048)
+    assert 21 * GB < share.num_bytes < 22.6 * GB
+
+
 def test_grouped_query_attention_by_hand() -> None:
     shape = GQAShape(num_heads=4, num_kv_heads=2, head_dim=8)
     round_ = TypicalRound(batch=3, width=5, block=4, context=10, committed=2, moved=1)

@@ -183,6 +183,7 @@ def test_phases_are_announced_in_order() -> None:
     measure_case(job("ar"), phases.append)
     assert phases == [
         "loading",
+        "reserving",
         "parity",
         "warm-up",
         "clean pass",

@@ -55,7 +55,7 @@ def test_ablating_what_defines_the_arm_is_refused(can: Capabilities, experiment:
         make_plan(experiment.model_copy(update={"ablate": axes(tree_compile=("causal",))}), can)
 
 
-def test_an_absent_variant_is_skipped_with_its_reason(can: Capabilities, experiment: ExperimentSpec) -> None:
+def test_a_variant_that_lacks_a_device_is_skipped_with_its_reason(can: Capabilities, experiment: ExperimentSpec) -> None:
     plan = make_plan(experiment.model_copy(update={"ablate": axes(executor=("round_graph",))}), can)
     assert [(s.label, s.reason) for s in plan.skipped] == [
         ("ddtree executor=round_graph c=1", "executor 'round_graph' needs a GPU")
@@ -137,7 +137,7 @@ def test_every_point_is_either_run_once_per_block_or_skipped_once(
         variants={"draft": ("dflash", "prompt_lookup"), "materialize": ("fused",), "tree_build": ("chain", *builders),
                   "tree_compile": ("causal", "ancestors"), "attention": ("dense_mask",), "sampling": ("greedy",),
                   "executor": ("eager",)},
-        absent={},
+        absence=lambda spec: None,
         check_target=lambda name: None,
         supports=lambda spec: "too wide" if spec.node_budget == 64 else None,
     )  # fmt: skip

@@ -42,6 +42,19 @@ def test_random_prompts_are_seeded_and_of_unequal_length() -> None:
     assert all(0 <= token < TINY.vocab for request in one.measured for token in request.prompt)
 
 
+def test_random_prompts_of_a_given_length() -> None:
+    spec = WorkloadSpec(prompts="random", num_requests=3, prompt_tokens=64)
+    workload = build_workload(spec, NANO, None, 1)
+    assert {len(request.prompt) for request in (*workload.measured, *workload.warmup)} == {64}
+    assert len({request.prompt for request in workload.measured}) == 3
+    assert not any(set(request.prompt) & set(NANO.stop_token_ids) for request in workload.measured)
+
+
+def test_only_random_prompts_have_a_given_length(folder: Path) -> None:
+    with pytest.raises(UserError, match="prompt_tokens is for random prompts, prompts is 'held-out'"):
+        build_workload(WorkloadSpec(prompt_tokens=8, num_requests=1), TINY, folder, 0)
+
+
 def test_random_prompts_hold_no_stop_token() -> None:
     workload = build_workload(WorkloadSpec(prompts="random", num_requests=200), NANO, None, 0)
     assert not any(set(request.prompt) & set(NANO.stop_token_ids) for request in workload.measured)

@@ -17,6 +17,7 @@ import torch
 from ddbench.engine.batch import Batch
 from ddbench.engine.engine import Engine, setting_of
 from ddbench.engine.parts import SpeculativeParts, build_parts
+from ddbench.engine.launch import Launch
 from ddbench.engine.probe import NullProbe
 from ddbench.engine.types import DraftTree, Finished, Part, Request, RoundOutcome
 from ddbench.models.drafter import Drafter
@@ -235,8 +236,8 @@ class _Watched(Part):
         self.num_slots = build.num_slots  # type: ignore[attr-defined]
         self.trees: list[DraftTree] = []
 
-    def __call__(self, logits: torch.Tensor) -> DraftTree:
-        self.trees.append(self._build(logits))  # type: ignore[operator]
+    def __call__(self, logits: torch.Tensor, *launch: Launch) -> DraftTree:
+        self.trees.append(self._build(logits, *launch))  # type: ignore[operator]
         return self.trees[-1]
 
 

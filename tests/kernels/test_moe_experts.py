@@ -83,6 +83,52 @@ def test_host_reads_nothing(tokens):
 
 
 @pytest.mark.parametrize("form", ["gather", "grouped", "dense"])
+@pytest.mark.parametrize("tokens", [1, 7])
+def test_shares_of_ranks_add_up(form, tokens):
+    """Three ranks hold 3, 3 and 2 of the experts; each gives what the specification gives for its own choices."""
+    inputs = _inputs(tokens)
+    shares = []
+    for first, end in ((0, 3), (3, 6), (6, 8)):
+        held = {name: inputs[name][first:end] for name in ("gate_up", "down")}
+        shares.append(kernel.moe_experts(**inputs | held, form=form, first_expert=first))
+        ids = inputs["expert_ids"]
+        own = inputs | {"weights": inputs["weights"] * ((ids >= first) & (ids < end))}
+        torch.testing.assert_close(shares[-1], spec.moe_experts(**own))
+    torch.testing.assert_close(sum(shares), spec.moe_experts(**inputs))
+
+
+@pytest.mark.parametrize("form", ["gather", "grouped", "dense"])
+def test_a_share_of_packed_experts(form):
+    inputs = spec.make_int4_inputs(0, "small")
+    matrices = [name for name in inputs if name.startswith(("gate_up", "down"))]
+    shares = [
+        kernel.moe_experts_int4(
+            **inputs | {name: inputs[name][first : first + 2] for name in matrices}, form=form, first_expert=first
+        )
+        for first in (0, 2, 4)
+    ]
+    torch.testing.assert_close(sum(shares), spec.moe_experts_int4(**inputs))
+
+
+@pytest.mark.parametrize("form", ["gather", "grouped", "dense"])
+def test_rows_without_experts_of_a_share_are_zero_whatever_they_hold(form):
+    inputs = _inputs(5)
+    clean = kernel.moe_experts(**inputs, form=form, first_expert=0)
+    inputs["expert_ids"][3] = -1
+    poison(inputs["x"][3])
+    poison(inputs["weights"][3])
+    clean[3] = 0
+    torch.testing.assert_close(kernel.moe_experts(**inputs, form=form, first_expert=0), clean)
+
+
+@pytest.mark.parametrize("form", ["gather", "dense"])
+def test_a_share_is_computed_without_a_host_read(form):
+    """H38."""
+    meta = {name: tensor.to("meta") for name, tensor in _inputs(3).items()}
+    assert kernel.moe_experts(**meta, form=form, first_expert=2).shape == (3, 16)
+
+
+@pytest.mark.parametrize("form", ["gather", "grouped", "dense"])
 def test_gradients_equal_the_specification(form):
     """Training runs through these: the same gradients for tokens, routing weights and expert weights."""
     inputs = _inputs(6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ddbench.kernels.rms_norm import rms_norm
+from ddbench.kernels.rms_norm import add_rms_norm, rms_norm
 from ddbench.reference import rms_norm as spec
 from ddbench.testing import assert_within_budget
 
@@ -29,3 +29,15 @@ def test_strided_heads_and_fp32_weight():
     out = rms_norm(x[..., :8], weight, 1e-6)
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out, spec.rms_norm(x[..., :8], weight, 1e-6))
+
+
+def test_addition_and_norm_are_the_two_ops_one_after_the_other():
+    """H08: the sum is what is stored, and what is normalised; neither argument changes."""
+    g = torch.Generator().manual_seed(0)
+    for dtype in (torch.float32, torch.bfloat16):
+        x, residual = torch.randn(2, 3, 4, 65, generator=g).to(dtype)
+        weight, before = torch.linspace(0.5, 1.5, 65).to(dtype), residual.clone()
+        normed, total = add_rms_norm(x, residual, weight, 1e-6)
+        assert torch.equal(total, x + residual)
+        assert torch.equal(normed, rms_norm(x + residual, weight, 1e-6))
+        assert torch.equal(residual, before)

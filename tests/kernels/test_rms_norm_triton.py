@@ -7,7 +7,7 @@ import torch
 
 from ddbench.reference import rms_norm as reference
 from ddbench.reference import rope as rope_reference
-from ddbench.testing import relative_error
+from ddbench.testing import copied, relative_error, to_float64
 
 kernels = pytest.importorskip("ddbench.kernels.rms_norm_triton", reason="triton is not installed")
 
@@ -84,9 +84,19 @@ def check_rows_of_wider_tensors():
         assert mine.is_contiguous()
         assert_close(mine, reference.rms_norm(x, weight[: x.shape[-1]], EPS))
     with pytest.raises(ValueError, match="rows must be reachable by two strides"):
-        kernels.rms_norm_triton(whole[:, ::2, :5, :8].to(DEVICE), weight[:8].to(DEVICE), EPS)
+        kernels.rms_norm_triton(whole.to(DEVICE)[:, ::2, :5, :8], weight[:8].to(DEVICE), EPS)
     with pytest.raises(ValueError, match="rows must be reachable"):
-        kernels.rms_norm_triton(whole.transpose(2, 3).to(DEVICE), torch.ones(10, device=DEVICE), EPS)
+        kernels.rms_norm_triton(whole.to(DEVICE).transpose(2, 3), torch.ones(10, device=DEVICE), EPS)
+
+
+def check_addition_equals_the_reference():
+    """A sum that cancels to zero, a residual that drowns the row."""
+    for size in reference.SIZES:
+        inputs = reference.make_add_inputs(0, size)
+        mine = kernels.add_rms_norm_triton(**copied(inputs, DEVICE))
+        for one, exact in zip(mine, reference.add_rms_norm(**to_float64(inputs)), strict=True):
+            assert one.dtype == torch.float32
+            assert relative_error(one, exact) <= TOLERANCE
 
 
 def check_the_sum_is_what_is_normalised():

@@ -37,7 +37,7 @@ def assert_all_forms(inputs, expected, extra_words=0):
     batch, slots = inputs["tokens"].shape
     assert_same(kernels.tree_compile_triton(**given), expected)
     input_ids, positions, bits = kernels.tree_compile_bits_triton(**given)
-    assert bits.shape == (batch, slots, kernels.num_words(slots))
+    assert bits.shape == (batch, slots, 2 * -(-slots // 64))  # whole words of 64 bits
     assert_same((input_ids, positions, unpacked(bits, slots)), expected)
     bits = torch.full((batch, slots, bits.shape[2] + extra_words), -1, dtype=torch.int32, device=DEVICE)
     assert_same(kernels.tree_compile_triton(**given, bits=bits), expected)

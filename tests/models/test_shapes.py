@@ -7,7 +7,8 @@ import torch
 
 from ddbench.errors import UserError
 from ddbench.models.drafter import Drafter
-from ddbench.models.shapes import DRAFTERS, TARGETS, MLAShape, drafter_shape, target_shape
+from ddbench.models.moe import MoE
+from ddbench.models.shapes import DRAFTERS, TARGETS, MLAShape, MoEShape, drafter_shape, target_shape
 from ddbench.models.target import Target
 from ddbench.models.weights import count_parameters
 
@@ -27,6 +28,8 @@ PARAMETERS = {  # as published: names of the models, sizes of the checkpoints
     "llama-3.1-8b": 8.03e9,
     "deepseek-v3": 671e9,
     "kimi-k2.6": 1.026e12,
+    "k2.6-ep8-rank": 1.0262e12 - 60 * 336 * 3 * 7168 * 2048,  # without the experts of seven other ranks
+    "k2.6-ep8-rank-l8": 18.68e9,
     "nano-k2": 9.86e6,
     "tiny-gqa": 79e3,
     "tiny-mla-moe": 195e3,
@@ -70,6 +73,38 @@ def test_only_the_routed_experts_of_kimi_are_int4():
     assert not any(".experts." in name for name, _ in target.named_parameters())
     experts = sum(8 * buffer.numel() for name, buffer in target.named_buffers() if name in packed)
     assert experts == 60 * 384 * 3 * 7168 * 2048
+
+
+def test_a_rank_of_kimi_is_kimi_but_for_the_experts_it_holds():
+    whole, rank, slice_ = (target_shape(name) for name in ("kimi-k2.6", "k2.6-ep8-rank", "k2.6-ep8-rank-l8"))
+    assert whole.moe is not None
+    assert rank.moe is not None
+    assert (rank.moe.num_experts, rank.moe.num_held, rank.moe.first_expert, rank.moe.is_share) == (384, 48, 0, True)
+    assert not whole.moe.is_share
+    held = whole.moe.model_copy(update={"num_local_experts": 48})
+    assert rank == whole.model_copy(update={"name": rank.name, "moe": held})
+    assert slice_ == rank.model_copy(update={"name": slice_.name, "num_layers": 8})
+    assert [slice_.is_moe_layer(i) for i in range(8)] == [False] + [True] * 7
+    for name in (rank.name, slice_.name):
+        changes = {"name": f"{name}-dflash", "num_target_layers": target_shape(name).num_layers}
+        changes["target_layer_ids"] = drafter_shape(name).target_layer_ids
+        assert drafter_shape(name) == drafter_shape("kimi-k2.6").model_copy(update=changes)
+    assert drafter_shape(rank.name).target_layer_ids == (1, 12, 24, 35, 47, 58)
+
+
+def test_the_router_of_a_rank_chooses_among_all_experts_and_only_its_own_have_weights():
+    target, _ = on_meta("k2.6-ep8-rank-l8")
+    mlp = target.layers[1].mlp
+    assert isinstance(mlp, MoE)
+    assert mlp.gate.shape == (384, 7168)
+    assert mlp.experts.gate_up_packed.shape == (48, 4096, 896)
+    assert mlp.experts.down_scales.shape == (48, 7168, 64)
+
+
+@pytest.mark.parametrize(("held", "first"), [(9, 0), (4, 5), (None, 1)])
+def test_a_share_of_experts_that_are_not_there_is_refused(held: int | None, first: int):
+    with pytest.raises(ValueError, match=r"are held here, there are 8"):
+        MoEShape(num_experts=8, top_k=2, expert_width=8, num_local_experts=held, first_expert=first)
 
 
 def test_the_kimi_drafter_as_published():

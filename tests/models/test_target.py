@@ -111,16 +111,16 @@ def test_rejected_rows_leave_no_trace(models, session, make_ids):
 
 
 def recorded(target: Target, run) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
-    """What forward hooks see while `run()` runs: each layer's output, and input + attention + MLP branches."""
+    """What forward hooks see while `run()` runs: each layer's output, and stream + attention + MLP branches."""
     outputs: dict[int, torch.Tensor] = {}
     sums: dict[int, torch.Tensor] = {}
     handles = []
     for i, layer in enumerate(target.layers):
         handles += [
-            layer.register_forward_pre_hook(lambda _, args, i=i: sums.__setitem__(i, args[0])),
+            layer.register_forward_pre_hook(lambda _, args, i=i: sums.__setitem__(i, args[1])),
             layer.attention.register_forward_hook(lambda _, args, out, i=i: sums.__setitem__(i, sums[i] + out)),
             layer.mlp.register_forward_hook(lambda _, args, out, i=i: sums.__setitem__(i, sums[i] + out)),
-            layer.register_forward_hook(lambda _, args, out, i=i: outputs.__setitem__(i, out)),
+            layer.register_forward_hook(lambda _, args, out, i=i: outputs.__setitem__(i, out[0] + out[1])),
         ]
     run()
     for handle in handles:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ddbench.reference.rms_norm import rms_norm
+from ddbench.reference.rms_norm import add_rms_norm, make_add_inputs, rms_norm
 
 
 def _x(*shape, seed=0):
@@ -34,3 +34,17 @@ def test_low_precision_is_rounded_once():
     out = rms_norm(x, weight, 1e-6)
     assert out.dtype == torch.bfloat16
     assert torch.equal(out, rms_norm(x.float(), weight.float(), 1e-6).bfloat16())
+
+
+def test_the_sum_is_rounded_and_then_normalised():
+    """H08: what is stored is what is normalised; a sum of zero stays zero."""
+    inputs = make_add_inputs(0, "adversarial")
+    normed, total = add_rms_norm(**inputs)
+    assert torch.equal(total, inputs["x"] + inputs["residual"])
+    assert torch.equal(normed, rms_norm(total, inputs["weight"], inputs["eps"]))
+    assert not normed[0, 2].any()
+    low = {name: inputs[name].bfloat16() for name in ("x", "residual", "weight")}
+    normed, total = add_rms_norm(**low, eps=1e-6)
+    assert normed.dtype == total.dtype == torch.bfloat16
+    assert torch.equal(total, (low["x"].float() + low["residual"].float()).bfloat16())
+    assert torch.equal(normed, rms_norm(total, low["weight"], 1e-6))

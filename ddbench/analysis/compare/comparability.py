@@ -118,7 +118,7 @@ def _result_obstacles(a: Setting, b: Setting) -> Iterator[Reason]:
     facts = ["target_digest"]
     if a.has_drafter and b.has_drafter:
         facts += ["drafter_digest", "acceptance"]
-        if a.engine.oracle_quality != b.engine.oracle_quality:
+        if any(getattr(a.engine, name) != getattr(b.engine, name) for name in ("oracle_quality", "oracle_profile")):
             yield Reason("weights", "the quality that the oracle draft replays differs")
     for name in facts:
         one, other = _cards(a, name), _cards(b, name)

@@ -27,9 +27,12 @@ from ddbench.analysis.gate.baseline import (
 from ddbench.analysis.gate.noise import Floor, noise_floor
 from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases, synthetic_environment
 from ddbench.errors import DdbenchError, SchemaError, UserError
+from ddbench.harness.plan import engine_capabilities, make_plan
+from ddbench.harness.sweep import find_experiment
 from ddbench.records import NotMeasured
 from ddbench.spec import Case, EngineSpec
 
+ROOT = Path(__file__).resolve().parents[3]
 SMALL = {"arms": ("ar", "ddtree"), "concurrencies": (1,), "num_requests": 4, "max_new_tokens": 12}
 
 
@@ -54,6 +57,13 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 # ----------------------------------------------------------------------------------------------------- what it holds
+
+
+def test_the_committed_baseline_still_knows_the_cases_of_the_gate() -> None:
+    """A field added to a spec must not make strangers of the shapes that a baseline holds."""
+    baseline = read_baseline(ROOT / "reports" / "baselines" / "gate.json")
+    plan = make_plan(find_experiment("gate"), engine_capabilities())
+    assert {shape.key for shape in baseline.shapes} == {shape_key(case) for case in plan.cases}
 
 
 def test_it_holds_counters_times_and_floors_of_every_shape(two_runs: tuple[Path, Path]) -> None:

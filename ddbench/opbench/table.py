@@ -1,0 +1,66 @@
+"""All ops of the benchmark in one table, and the selection that a command asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ddbench.errors import UserError, did_you_mean, shown
+from ddbench.opbench.accepting import ACCEPTING
+from ddbench.opbench.attention import ATTENTION
+from ddbench.opbench.dense import DENSE
+from ddbench.opbench.drafting import DRAFTING
+from ddbench.opbench.experts import EXPERTS
+from ddbench.opbench.fused import FUSED
+from ddbench.opbench.materialize import MATERIALIZE
+from ddbench.opbench.shapes import TIERS, BenchOp, Implementation, Shape, Tier
+
+BENCH_OPS: Mapping[str, BenchOp] = {
+    op.name: op for op in (*MATERIALIZE, *DRAFTING, *ATTENTION, *EXPERTS, *ACCEPTING, *FUSED, *DENSE)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One op at one shape with the implementations that are to be measured."""
+
+    op: BenchOp
+    shape: Shape
+    implementations: tuple[Implementation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What is asked for; an empty tuple: everything of the tier. Shapes that are named are taken from any tier."""
+
+    tier: Tier = "default"
+    ops: tuple[str, ...] = ()
+    shapes: tuple[str, ...] = ()
+    implementations: tuple[str, ...] = ()
+
+    def points(self, table: Mapping[str, BenchOp] = BENCH_OPS) -> tuple[Point, ...]:
+        """In the table's order. A name that fits nothing is a UserError with what is meant."""
+        _check("op", self.ops, table)
+        ops = [op for op in table.values() if not self.ops or op.name in self.ops]
+        _check("shape", self.shapes, [shape.name for op in ops for shape in op.shapes])
+        _check("implementation", self.implementations, [one.name for op in ops for one in op.implementations])
+        found = tuple(point for op in ops for point in self._of(op))
+        if not found:
+            raise UserError("no op has both the shape and the implementation asked for: leave one of them out")
+        return found
+
+    def _of(self, op: BenchOp) -> Iterator[Point]:
+        wanted = self.implementations
+        chosen = tuple(one for one in op.implementations if not wanted or one.name in wanted)
+        tiers = TIERS[: TIERS.index(self.tier) + 1]
+        for shape in op.shapes:
+            is_asked = shape.name in self.shapes if self.shapes else shape.tier in tiers
+            if is_asked and chosen:
+                yield Point(op, shape, chosen)
+
+
+def _check(what: str, names: Sequence[str], known: Iterable[str]) -> None:
+    choices = set(known)
+    for name in names:
+        if name not in choices:
+            raise UserError(f"unknown {what} {shown(name)}: {did_you_mean(name, choices)}")

@@ -1,0 +1,40 @@
+"""Triton launchers, imported when they are first called: triton is an extra, and where it is missing a row says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from ddbench.opbench.shapes import Call, Implementation, Inputs, Shape
+
+
+def launcher(stem: str, name: str = "") -> Callable[..., Any]:
+    """`name` (without: the stem's own launcher) of kernels/<stem>_triton.py."""
+    return getattr(import_module(f"ddbench.kernels.{stem}_triton"), name or f"{stem}_triton")
+
+
+def why_not_triton(shape: Shape, device: str) -> str | None:
+    """Why a Triton kernel cannot run."""
+    if find_spec("triton") is None:
+        return "triton is not installed: pip install 'ddbench[gpu]'"
+    return None if device == "cuda" else "needs a CUDA device"
+
+
+def triton_kernel(
+    prepare: Callable[[Inputs], Call], name: str = "triton", has_host_sync: bool = False
+) -> Implementation:
+    """A row of ours."""
+    return Implementation(name, "ours", prepare, has_host_sync=has_host_sync, why_not=why_not_triton)
+
+
+def launch(stem: str, name: str = "", *chosen: str) -> Callable[[Inputs], Call]:
+    """`prepare` of a launcher that takes the inputs as they are (or those chosen)."""
+
+    def prepare(inputs: Inputs) -> Call:
+        function = launcher(stem, name)
+        arguments = {key: inputs[key] for key in chosen} if chosen else inputs
+        return lambda: function(**arguments)
+
+    return prepare

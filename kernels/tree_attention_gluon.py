@@ -1,0 +1,342 @@
+"""Tree attention on Hopper for bf16 caches of head dim 128 without a window, in Gluon: the walk of
+`tree_attention_triton`, whose launcher calls this where the shape fits and whose combine kernel reads its partials.
+
+One warp asks for blocks of K and of V by the tensor copy engine, up to STAGES ahead; each of GROUPS warp groups owns 64
+query rows and works on its own, so that the softmax of one runs beside the products of the other. Within a group the
+next block's scores are issued before the softmax of this one's. The stretches of the line of blocks, the masks and the
+partials are those of `tree_attention_triton`; a block that crosses the context's end is masked whole. Rows past a
+request's last one come along in its last block: their values are zeroed in shared memory (they may hold NaN).
+Letters: B batch rows, N new tokens, H query heads, G KV heads, P programs, W words of 32 ancestors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents
+
+if TYPE_CHECKING:
+    from .tree_attention_triton import Plan
+
+SHARED = gl.NVMMASharedLayout(128, 16, 2)
+
+
+@gluon.jit
+def _add(a, b):
+    return a + b
+
+
+@gluon.jit
+def _word_pair(packed, is_there, num_words, offset):
+    """64 ancestor bits of each row from new token `offset` on (negative: in the context, zeros)."""
+    first = offset >> 5
+    shift = (offset & 31).to(gl.uint64)
+    w0 = gl.load(packed + first, mask=is_there & (first >= 0) & (first < num_words), other=0)
+    w1 = gl.load(packed + (first + 1), mask=is_there & (first >= -1) & (first + 1 < num_words), other=0)
+    w2 = gl.load(packed + (first + 2), mask=is_there & (first >= -2) & (first + 2 < num_words), other=0)
+    u0 = w0.to(gl.uint32, bitcast=True).to(gl.uint64)
+    u1 = w1.to(gl.uint32, bitcast=True).to(gl.uint64)
+    u2 = w2.to(gl.uint32, bitcast=True).to(gl.uint64)
+    return ((u0 | (u1 << 32)) >> shift).to(gl.uint32), ((u1 | (u2 << 32)) >> shift).to(gl.uint32)
+
+
+@gluon.jit
+def _masked(
+    scores, offset, bits, is_there, node, num_words, num_new,
+    LAYOUT: gl.constexpr, MODE: gl.constexpr, BLOCK: gl.constexpr,
+):  # fmt: skip
+    """Scores of a block that starts at new token `offset`, -inf where the row does not see."""
+    column = gl.expand_dims(gl.arange(0, BLOCK, layout=gl.SliceLayout(0, LAYOUT)), 0)
+    among = offset + column
+    if MODE == 0:
+        a, b = _word_pair(bits, is_there, num_words, offset)
+        word = gl.where(column < 32, gl.expand_dims(a, 1), gl.expand_dims(b, 1))
+        if BLOCK == 128:
+            c, d = _word_pair(bits, is_there, num_words, offset + 64)
+            word = gl.where(column < 64, word, gl.where(column < 96, gl.expand_dims(c, 1), gl.expand_dims(d, 1)))
+        sees = ((word >> (column & 31).to(gl.uint32)) & 1) != 0
+    elif MODE == 1:
+        sees = (among <= gl.expand_dims(node, 1)) & (among < num_new)
+    else:
+        sees = (among < num_new) & (gl.expand_dims(node, 1) >= 0)
+    return gl.where((among < 0) | sees, scores, float("-inf"))
+
+
+@gluon.jit
+def _produce(
+    k_desc, v_desc, lengths, length, request, passed, left, num_new, rows_k, rows_v, group, k_smem, v_smem, barriers,
+    BLOCK: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The copying warp. Barriers: K there, V there, K free, V free; one of each per stage."""
+    step = 0
+    while left > 0:
+        num_blocks = (length + num_new + BLOCK - 1) // BLOCK
+        high = gl.minimum(passed + left, num_blocks)
+        for block in range(passed, high):
+            slot = step % STAGES
+            phase = (step // STAGES) & 1
+            there_k, there_v = barriers.index(slot), barriers.index(STAGES + slot)
+            mbarrier.wait(barriers.index(2 * STAGES + slot), phase ^ 1)
+            mbarrier.expect(there_k, k_desc.block_type.nbytes)
+            row = block * BLOCK
+            tma.async_copy_global_to_shared(k_desc, [request * rows_k + row, group * 128], there_k, k_smem.index(slot))
+            mbarrier.wait(barriers.index(3 * STAGES + slot), phase ^ 1)
+            mbarrier.expect(there_v, v_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(v_desc, [request * rows_v + row, group * 128], there_v, v_smem.index(slot))
+            step += 1
+        left -= high - passed
+        passed = high * 0
+        request += 1
+        length = gl.load(lengths + request, mask=left > 0, other=0).to(gl.int32)
+
+
+@gluon.jit
+def _consume(
+    q_ptr, stride_qb, stride_qn, stride_qh, lengths, length, packed, out, partial_values, partial_peaks, partial_sums,
+    request, passed, left, num_new, num_words, log2_scale, tile, num_tiles, group, program,
+    q_smem, k_smem, v_smem, barriers,
+    WARP_GROUP: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, ROWS: gl.constexpr, GROUP: gl.constexpr,
+    HEADS: gl.constexpr, MODE: gl.constexpr,
+):  # fmt: skip
+    """A warp group with 64 query rows."""
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
+    VALUES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
+    LINES: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    PIECES: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    step = 0
+    while left > 0:
+        # A zero that the compiler cannot see through, or it works out every address before this loop and spills some.
+        zero = gl.minimum(length, 0)
+        first_row = tile * ROWS + WARP_GROUP * 64 + zero
+        wide = gl.cast(request, gl.int64)
+        q_row = first_row + gl.arange(0, 64, layout=gl.SliceLayout(1, LINES))
+        q_dim = gl.expand_dims(gl.arange(0, 128, layout=gl.SliceLayout(0, LINES)), 0)
+        q_at = (q_row // GROUP) * stride_qn + (group * GROUP + q_row % GROUP) * stride_qh
+        q_there = gl.expand_dims(q_row // GROUP < num_new, 1)
+        q = gl.load(q_ptr + wide * stride_qb + gl.expand_dims(q_at, 1) + q_dim, mask=q_there, other=0.0)
+        q_own = q_smem.index(WARP_GROUP + zero)
+        q_own.store(q)
+        fence_async_shared()
+        gl.thread_barrier()
+        num_blocks = (length + num_new + BLOCK - 1) // BLOCK
+        high = gl.minimum(passed + left, num_blocks)
+        row = first_row + gl.arange(0, 64, layout=gl.SliceLayout(1, SCORES))
+        node = row // GROUP
+        is_there = node < num_new
+        bits = packed + (wide * num_new + node) * num_words
+        values = gl.zeros([64, 128], gl.float32, layout=VALUES)
+        nothing = gl.zeros([64, BLOCK], gl.float32, layout=SCORES)
+        slot = step % STAGES
+        mbarrier.wait(barriers.index(slot), (step // STAGES) & 1)
+        token = warpgroup_mma(q_own, k_smem.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
+        scores = warpgroup_mma_wait(0, deps=[token])
+        gl.thread_barrier()
+        mbarrier.arrive(barriers.index(2 * STAGES + slot), count=1)
+        if passed * BLOCK + BLOCK > length:
+            scores = _masked(
+                scores, passed * BLOCK - length, bits, is_there, node, num_words, num_new, SCORES, MODE, BLOCK
+            )
+        peak = gl.maximum(gl.max(scores, axis=1) * log2_scale, -1e30)  # finite, where a row sees nothing yet
+        weights = gl.exp2(scores * log2_scale - gl.expand_dims(peak, 1))
+        total = gl.sum(weights, axis=1)
+        low_weights = gl.convert_layout(weights.to(gl.bfloat16), gl.DotOperandLayout(0, VALUES, 2))
+        for block in range(passed + 1, high):
+            ahead = (step + 1) % STAGES
+            mbarrier.wait(barriers.index(ahead), ((step + 1) // STAGES) & 1)
+            token = warpgroup_mma(q_own, k_smem.index(ahead).permute((1, 0)), nothing, use_acc=False, is_async=True)
+            mbarrier.wait(barriers.index(STAGES + slot), (step // STAGES) & 1)
+            values_token = warpgroup_mma(low_weights, v_smem.index(slot), values, is_async=True)
+            scores = warpgroup_mma_wait(1, deps=[token])
+            gl.thread_barrier()
+            mbarrier.arrive(barriers.index(2 * STAGES + ahead), count=1)
+            if block * BLOCK + BLOCK > length:
+                scores = _masked(
+                    scores, block * BLOCK - length, bits, is_there, node, num_words, num_new, SCORES, MODE, BLOCK
+                )
+            new_peak = gl.maximum(peak, gl.max(scores, axis=1) * log2_scale)
+            weights = gl.exp2(scores * log2_scale - gl.expand_dims(new_peak, 1))
+            keep = gl.exp2(peak - new_peak)
+            peak = new_peak
+            total = total * keep + gl.sum(weights, axis=1)
+            values = warpgroup_mma_wait(0, deps=[values_token])
+            gl.thread_barrier()
+            mbarrier.arrive(barriers.index(3 * STAGES + slot), count=1)
+            values = values * gl.expand_dims(gl.convert_layout(keep, gl.SliceLayout(1, VALUES)), 1)
+            low_weights = gl.convert_layout(weights.to(gl.bfloat16), gl.DotOperandLayout(0, VALUES, 2))
+            slot = ahead
+            step += 1
+        mbarrier.wait(barriers.index(STAGES + slot), (step // STAGES) & 1)
+        limit = length + num_new - (high - 1) * BLOCK
+        if limit < BLOCK:
+            v_row = gl.expand_dims(gl.arange(0, BLOCK, layout=gl.SliceLayout(1, PIECES)), 1)
+            for half in gl.static_range(2):
+                piece = v_smem.index(slot).slice(half * 64, 64, dim=1)
+                piece.store(gl.where(v_row < limit, piece.load(PIECES), 0.0))
+            fence_async_shared()
+            gl.thread_barrier()
+        values_token = warpgroup_mma(low_weights, v_smem.index(slot), values, is_async=True)
+        values = warpgroup_mma_wait(0, deps=[values_token])
+        gl.thread_barrier()
+        mbarrier.arrive(barriers.index(3 * STAGES + slot), count=1)
+        step += 1
+
+        dims = gl.expand_dims(gl.arange(0, 128, layout=gl.SliceLayout(0, VALUES)), 0)
+        out_row = first_row + gl.arange(0, 64, layout=gl.SliceLayout(1, VALUES))
+        out_node = out_row // GROUP
+        stored = gl.expand_dims(out_node < num_new, 1)
+        if high - passed == num_blocks:
+            inverse = 1.0 / gl.where(total == 0, 1.0, total)
+            values = values * gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(1, VALUES)), 1)
+            out_at = ((wide * num_new + out_node) * HEADS + group * GROUP + out_row % GROUP) * 128
+            gl.store(out + gl.expand_dims(out_at, 1) + dims, values.to(out.dtype.element_ty), mask=stored)
+        else:
+            slab = num_tiles * (HEADS // GROUP) * ROWS  # partial rows of one slot
+            base = (wide + program) * slab + group * num_tiles * ROWS
+            at = gl.expand_dims((base + out_row) * 128, 1) + dims
+            gl.store(partial_values + at, values.to(partial_values.dtype.element_ty), mask=stored)
+            gl.store(partial_peaks + base + row, peak, mask=is_there)
+            gl.store(partial_sums + base + row, total, mask=is_there)
+        left -= high - passed
+        passed = high * 0
+        request += 1
+        length = gl.load(lengths + request, mask=left > 0, other=0).to(gl.int32)
+
+
+@gluon.jit(do_not_specialize=("batch", "num_new", "num_words", "programs", "rows_k", "rows_v"))
+def _tree_attention_hopper_kernel(
+    q_ptr,  # [B, N, H, 128]
+    k_desc,  # [B*S, G*128], boxes of BLOCK x 128
+    v_desc,
+    lengths,  # [B]
+    packed,  # [B, N, W] int32, where MODE is 0
+    out,  # [B, N, H, 128]
+    partial_values,  # [P+B-1, G, tiles, ROWS, 128]
+    partial_peaks,  # [P+B-1, G, tiles, ROWS] fp32
+    partial_sums,
+    stride_qb, stride_qn, stride_qh,
+    rows_k, rows_v,  # cache rows from one request to the next
+    batch, num_new, num_words, programs,
+    log2_scale,
+    BLOCK: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUPS: gl.constexpr,  # warp groups: 1 or 2
+    GROUP: gl.constexpr,  # query heads of a KV head
+    HEADS: gl.constexpr,
+    MODE: gl.constexpr,  # among new tokens: 0 packed bits, 1 causal, 2 all
+    BLOCK_B: gl.constexpr,
+):  # fmt: skip
+    """Program (query tile, KV head, p): the p-th stretch of the line of blocks."""
+    SMEM: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    REQUESTS: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    ROWS: gl.constexpr = 64 * GROUPS
+    tile, group, program = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    num_tiles = gl.num_programs(0)
+    index = gl.arange(0, BLOCK_B, layout=REQUESTS)
+    if BLOCK_B == 1:
+        length = gl.load(lengths).to(gl.int32)
+    else:
+        every = gl.load(lengths + index, mask=index < batch, other=0).to(gl.int32)
+    q_smem = gl.allocate_shared_memory(gl.bfloat16, [GROUPS, 64, 128], SMEM)
+    k_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BLOCK, 128], SMEM)
+    v_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BLOCK, 128], SMEM)
+    barriers = gl.allocate_shared_memory(gl.int64, [4 * STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(2 * STAGES):
+        mbarrier.init(barriers.index(i), count=1)
+        mbarrier.init(barriers.index(2 * STAGES + i), count=GROUPS)
+    fence_async_shared()
+    gl.thread_barrier()
+    gdc_launch_dependents()
+    if BLOCK_B == 1:
+        blocks_all = (length + num_new + BLOCK - 1) // BLOCK
+        programs = gl.minimum(programs, blocks_all)
+        begin = program * blocks_all // programs
+        left = gl.where(program < programs, (program + 1) * blocks_all // programs - begin, 0)
+        request = program * 0
+        passed = begin
+    else:
+        blocks = gl.where(index < batch, (every + num_new + BLOCK - 1) // BLOCK, 0)
+        blocks_all = gl.sum(blocks, axis=0)
+        ends = gl.associative_scan(blocks, 0, _add)
+        programs = gl.minimum(programs, blocks_all)
+        begin = program * blocks_all // programs
+        left = gl.where(program < programs, (program + 1) * blocks_all // programs - begin, 0)
+        request = gl.sum((ends <= begin).to(gl.int32), axis=0)
+        passed = begin - gl.sum(gl.where(ends <= begin, blocks, 0), axis=0)
+        length = gl.sum(gl.where(index == request, every, 0), axis=0)
+    # The tuples stand here in full: one kept in a name, or a sum of two, loses its compile-time constants.
+    if GROUPS == 2:
+        gl.warp_specialize(
+            [
+                (_consume, (
+                    q_ptr, stride_qb, stride_qn, stride_qh, lengths, length, packed, out, partial_values, partial_peaks,
+                    partial_sums, request, passed, left, num_new, num_words, log2_scale, tile, num_tiles, group, program,
+                    q_smem, k_smem, v_smem, barriers, 0, BLOCK, STAGES, ROWS, GROUP, HEADS, MODE,
+                )),
+                (_consume, (
+                    q_ptr, stride_qb, stride_qn, stride_qh, lengths, length, packed, out, partial_values, partial_peaks,
+                    partial_sums, request, passed, left, num_new, num_words, log2_scale, tile, num_tiles, group, program,
+                    q_smem, k_smem, v_smem, barriers, 1, BLOCK, STAGES, ROWS, GROUP, HEADS, MODE,
+                )),
+                (_produce, (
+                    k_desc, v_desc, lengths, length, request, passed, left, num_new, rows_k, rows_v, group, k_smem,
+                    v_smem, barriers, BLOCK, STAGES,
+                )),
+            ],
+            [4, 1], [240, 24],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_consume, (
+                    q_ptr, stride_qb, stride_qn, stride_qh, lengths, length, packed, out, partial_values, partial_peaks,
+                    partial_sums, request, passed, left, num_new, num_words, log2_scale, tile, num_tiles, group, program,
+                    q_smem, k_smem, v_smem, barriers, 0, BLOCK, STAGES, ROWS, GROUP, HEADS, MODE,
+                )),
+                (_produce, (
+                    k_desc, v_desc, lengths, length, request, passed, left, num_new, rows_k, rows_v, group, k_smem,
+                    v_smem, barriers, BLOCK, STAGES,
+                )),
+            ],
+            [1], [24],
+        )  # fmt: skip
+
+
+def tree_attention_hopper(
+    q: torch.Tensor,  # [B, N, H, 128] bf16
+    k: torch.Tensor,  # [B, S, G, 128]
+    v: torch.Tensor,
+    lengths: torch.Tensor,
+    packed: torch.Tensor | None,
+    out: torch.Tensor,
+    partials: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    plan: Plan,
+    mode: int,
+    scale_log2: float,
+) -> None:
+    """One launch: what a stretch holds whole goes to `out`, else to `partials`."""
+    batch, num_new, num_heads, dim = q.shape
+    num_kv = k.shape[2]
+    boxes, rows = [], []
+    for cache in (k, v):
+        row = cache.stride(1)
+        rows.append(cache.stride(0) // row if batch > 1 else cache.shape[1])
+        matrix = [(batch - 1) * rows[-1] + cache.shape[1], num_kv * dim]
+        boxes.append(TensorDescriptor(cache, matrix, [row, 1], [plan.tile.block, dim], SHARED))
+    _tree_attention_hopper_kernel[(plan.num_tiles, num_kv, plan.programs)](
+        q, *boxes, lengths, lengths if packed is None else packed, out, *partials, *q.stride()[:3], *rows,
+        batch, num_new, triton.cdiv(num_new, 32), plan.programs, scale_log2,
+        BLOCK=plan.tile.block, STAGES=plan.tile.stages, GROUPS=plan.tile.rows // 64, GROUP=num_heads // num_kv,
+        HEADS=num_heads, MODE=mode, BLOCK_B=triton.next_power_of_2(batch), num_warps=4,
+    )  # fmt: skip
