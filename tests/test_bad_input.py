@@ -48,7 +48,10 @@ def assert_complaint(result: Result, expected: str, exit_code: int = 2) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("lst", "unknown command 'lst': did you mean 'list'? (known: bench-ops, check, compare, gate, list, plan, qualify,"),
+        (
+            "lst",
+            "unknown command 'lst': did you mean 'list'? (known: bench-ops, check, compare, gate, list, plan, qualify,",
+        ),
         ("--verison", "unknown option '--verison': did you mean '--version'?"),
         ("plan a b", "got unexpected extra argument (b); see"),
         ("plan --concurency 1", "unknown option '--concurency': did you mean '--concurrency'?"),
@@ -74,7 +77,10 @@ def test_words_that_no_command_knows(line: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("defualt", "unknown experiment 'defualt': did you mean 'default'? (known: default, gate, gpu, k26_rank, smoke,"),
+        (
+            "defualt",
+            "unknown experiment 'defualt': did you mean 'default'? (known: default, gate, gpu, k26_rank, smoke,",
+        ),
         ("smoke.toml", "smoke.toml: there is no such file: did you mean the experiment 'smoke'?"),
         ("smoke --target tiny", "target 'tiny' is neither a known name nor a folder: did you mean 'tiny-gqa'?"),
         ("smoke --target llama-3.1-8b", "target 'llama-3.1-8b' has no drafter shape"),

@@ -99,9 +99,9 @@ def _instead(kind: type, method: str, make: Callable[[Any], Any]) -> Iterator[No
 
 def _sleeping_tree_build() -> Any:
     def make(original: Any) -> Any:
-        def build(self: Any, logits: torch.Tensor) -> Any:
+        def build(self: Any, logits: torch.Tensor, launch: Any) -> Any:
             time.sleep(SLEEP_S)
-            return original(self, logits)
+            return original(self, logits, launch)
 
         return build
 

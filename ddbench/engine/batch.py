@@ -17,6 +17,7 @@ from ddbench.engine.kv_cache import KVCache
 from ddbench.engine.types import CommittedRows, Request
 
 _PAD = -1  # of stop ids; no token
+SMALLEST_BOUND = 256  # context rows; below it nothing is to be won by a closer fit
 
 
 @dataclass(slots=True)
@@ -45,6 +46,16 @@ class Running:
         return "length" if len(self.tokens) >= self.request.max_new_tokens else None
 
 
+def context_bounds(longest: int) -> tuple[int, ...]:
+    """Powers of two from the smallest bound on, and the longest context: within twice of any."""
+    bounds = []
+    bound = SMALLEST_BOUND
+    while bound < longest:
+        bounds.append(bound)
+        bound *= 2
+    return (*bounds, longest)
+
+
 class Batch:
     """Slots for `capacity` requests of at most `num_rows` tokens; the tensors below are views of the active rows."""
 
@@ -59,7 +70,7 @@ class Batch:
     _PER_ROW = ("tokens", "lengths", "anchors", "stop_ids", "remaining", "prompt_lengths", "request_ids")
 
     def __init__(
-        self, cache: KVCache, *, capacity: int, num_rows: int, num_stop_ids: int, device: torch.device
+        self, cache: KVCache, *, capacity: int, num_rows: int, slack: int, num_stop_ids: int, device: torch.device
     ) -> None:
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(capacity, *shape, dtype=torch.int64, device=device)
@@ -67,6 +78,7 @@ class Batch:
         self.cache = cache
         self.capacity = capacity
         self.num_rows = num_rows
+        self.most_context = num_rows - slack  # no anchor lies farther: behind any, a round may write so many rows
         self.device = device
         self.running: list[Running] = []
         self.context_bound = 0
@@ -138,6 +150,10 @@ class Batch:
         self._storage["remaining"][last] = 0
         self.running.pop()
         self._use_rows(self.size)
+
+    def loosen_bound(self) -> None:
+        """Raise `context_bound` to the next of `context_bounds`, so that few shapes serve all contexts."""
+        self.context_bound = next(b for b in context_bounds(self.most_context) if b >= self.context_bound)
 
     def update_bound(self, num_unread: int = 0) -> None:
         """Let `context_bound` cover the longest active context, `num_unread` tokens of which may not be known yet."""

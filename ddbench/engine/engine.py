@@ -25,7 +25,7 @@ from ddbench.engine.stages import Stage
 from ddbench.engine.types import CaseFacts, CommittedRows, Finished, Part, Request, RoundOutcome, Setting
 from ddbench.errors import UserError
 from ddbench.models.inputs import VerifyInputs
-from ddbench.models.kernel_set import use_kernels
+from ddbench.models.kernel_set import TORCH, use_kernels
 from ddbench.models.weights import Models
 from ddbench.spec import EngineSpec
 
@@ -117,9 +117,14 @@ class Engine:
     def _used_parts(self) -> dict[str, Part]:
         return {field: part for field in PARTS if (part := getattr(self.parts, field, None)) is not None}
 
+    @property
+    def _slack(self) -> int:
+        """Rows behind any anchor, in which a full block and tree fit."""
+        return max(self._block_size, self.parts.verify_width) + 1
+
     def _sizes(self, requests: Sequence[Request]) -> tuple[int, int]:
         """Cache rows and stop ids that each of these requests fits in."""
-        slack = max(self._block_size, self.parts.verify_width) + 1  # a full block and tree fit behind any anchor
+        slack = self._slack
         longest = max(requests, key=lambda request: len(request.prompt) + request.max_new_tokens, default=None)
         num_rows = slack if longest is None else len(longest.prompt) + longest.max_new_tokens + slack
         limit = self.models.target.shape.max_context
@@ -144,7 +149,14 @@ class Engine:
             dtype=self._dtype,
             device=self._device,
         )
-        return Batch(cache, capacity=capacity, num_rows=num_rows, num_stop_ids=num_stop_ids, device=self._device)
+        return Batch(
+            cache,
+            capacity=capacity,
+            num_rows=num_rows,
+            slack=self._slack,
+            num_stop_ids=num_stop_ids,
+            device=self._device,
+        )
 
     @torch.inference_mode()
     def prefill(self, batch: Batch, row: int, request: Request, probe: Probe = _UNOBSERVED) -> Running:
@@ -194,6 +206,8 @@ class Engine:
 
     def _launch(self, batch: Batch, probe: Probe) -> None:
         batch.update_bound(num_unread=len(self._in_flight) * self._block_size)
+        if self.parts.executor.fixed_shapes or self.parts.kernels is not TORCH:
+            batch.loosen_bound()  # for all executors: how the context is split over programs decides the rounding
         probe.round_started(batch.size)
         self.materialize_prompts(batch, probe)
         if self.debug:

@@ -14,14 +14,13 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
-from ddbench.engine.batch import Batch
+from ddbench.engine.batch import Batch, context_bounds
 from ddbench.engine.launch import EagerLaunch, Launch
 from ddbench.engine.probe import Probe
 from ddbench.engine.recording import Recording, record
 from ddbench.engine.types import CaseFacts, Part, Setting
 
 Round = Callable[[Batch, Launch], torch.Tensor]
-SMALLEST_BOUND = 256  # context rows; below it nothing is to be won by a closer fit
 NUM_REPORTS = 3  # in flight: the round that runs, the one before it, and the one being read
 
 
@@ -55,6 +54,7 @@ class PinnedReport(NamedTuple):
 class Executor(Part):
     """Base: runs rounds at once."""
 
+    fixed_shapes: ClassVar[bool] = False  # takes context bounds of `batch.context_bounds` only
     runs_ahead: ClassVar[bool] = False  # a round may be launched before the one before it was read
 
     def prepare(
@@ -91,6 +91,7 @@ class GraphExecutor(Executor):
     """Base: replays recorded rounds."""
 
     needs_cuda = True
+    fixed_shapes = True
     runs_ahead = True
     by_stage: ClassVar[bool]  # a graph for every stage, in place of one for the round
 
@@ -105,7 +106,6 @@ class GraphExecutor(Executor):
     def __init__(self, setting: Setting) -> None:
         self._storage: Batch | None = None
         self._recordings: dict[_Key, Recording] = {}
-        self._bounds: tuple[int, ...] = ()
         self._pool: Any = None
         self._reports: list[PinnedReport] = []
         self._counts = {"graph_captures": 0, "graph_replays": 0, "eager_rounds": 0}
@@ -125,10 +125,9 @@ class GraphExecutor(Executor):
             self._recordings.clear()
             self._reports.clear()
             self._pool = torch.cuda.graph_pool_handle()
-            self._bounds = context_bounds(batch.num_rows)
         variants = (False, True) if times_stages and not self.by_stage else (False,)
         sizes = range(1, batch.capacity + 1)
-        bounds = [bound for bound in self._bounds if bound >= shortest]
+        bounds = [bound for bound in context_bounds(batch.most_context) if bound >= shortest]
         for key in itertools.starmap(_Key, itertools.product(sizes, bounds, variants)):
             if key not in self._recordings:
                 self._record(round_, batch, generators, key)
@@ -139,16 +138,15 @@ class GraphExecutor(Executor):
         self._recordings[key] = recording
         self._counts["graph_captures"] += recording.num_graphs
         if not self._reports:
-            columns = recording.report.shape[1]
+            size = (batch.capacity, recording.report.shape[1])
             self._reports = [
-                PinnedReport(torch.empty(batch.capacity, columns, dtype=torch.float64, pin_memory=True), torch.cuda.Event())
+                PinnedReport(torch.empty(size, dtype=torch.float64, pin_memory=True), torch.cuda.Event())
                 for _ in range(NUM_REPORTS)
-            ]  # fmt: skip
+            ]
 
     def __call__(self, round_: Round, batch: Batch, probe: Probe) -> Report:
-        bound = next((bound for bound in self._bounds if bound >= batch.context_bound), None)
-        key = None if bound is None else _Key(batch.size, bound, probe.times_stages and not self.by_stage)
-        recording = None if key is None else self._recordings.get(key)
+        key = _Key(batch.size, batch.context_bound, probe.times_stages and not self.by_stage)
+        recording = self._recordings.get(key)
         if recording is None:
             self._counts["eager_rounds"] += 1
             return super().__call__(round_, batch, probe)
@@ -175,16 +173,6 @@ class RoundGraphExecutor(GraphExecutor):
     """One graph for the whole round; two where the tree is built on the host, with that step between them."""
 
     by_stage = False
-
-
-def context_bounds(num_rows: int) -> tuple[int, ...]:
-    """Powers of two from the smallest bound on, and all rows: within twice of any context."""
-    bounds = []
-    bound = SMALLEST_BOUND
-    while bound < num_rows:
-        bounds.append(bound)
-        bound *= 2
-    return (*bounds, num_rows)
 
 
 EXECUTORS = {

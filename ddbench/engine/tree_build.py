@@ -35,8 +35,9 @@ class BestFirstBuilder(Part, ABC):
 
     @staticmethod
     def supports(facts: CaseFacts) -> str | None:
-        if facts.spec.kernels == "triton" and facts.spec.node_budget > MOST_TRITON_NODES:
-            return f"kernels 'triton' build trees of {MOST_TRITON_NODES} nodes at most: node_budget is {facts.spec.node_budget}"
+        budget = facts.spec.node_budget
+        if facts.spec.kernels == "triton" and budget > MOST_TRITON_NODES:
+            return f"kernels 'triton' build trees of {MOST_TRITON_NODES} nodes at most: node_budget is {budget}"
         return None
 
     def __init__(self, setting: Setting) -> None:

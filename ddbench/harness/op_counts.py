@@ -162,6 +162,7 @@ def count_ops(engine: Engine, requests: Sequence[Request], concurrency: int) -> 
         replace(request, max_new_tokens=min(request.max_new_tokens, COUNTED_TOKENS))
         for request in requests[:concurrency]
     ]
+    engine.run(chosen, concurrency)  # what is made once per shape counts for no round
     tally = _Tally(engine.spec.device)
     probe = _CountProbe(tally)
     with _CountReads(tally), _CountOps(tally):

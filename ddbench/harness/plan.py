@@ -114,7 +114,9 @@ def with_overrides(
         "arms": chosen,
         "ablate": experiment.ablate if not arms or experiment.ablate_arm in chosen else (),
         "axes": (*kept, *axes),
-        "engine": _with_kernels(_changed(experiment.engine, {k: v for k, v in (engine or {}).items() if v is not None})),
+        "engine": _with_kernels(
+            _changed(experiment.engine, {k: v for k, v in (engine or {}).items() if v is not None})
+        ),
         "num_blocks": num_blocks if num_blocks is not None else experiment.num_blocks,
         "seed": seed if seed is not None else experiment.seed,
     }

@@ -1,7 +1,7 @@
 """How new tokens attend to a cache: a boolean mask per forward, shared by all layers, or kernels that know of trees.
 
-The engine's `dense_mask` (what training decodes with, too) and `tree_triton` variants. Letters: B batch rows, N new tokens, S cache rows,
-H query heads, G KV heads, D head dim, R latent rank, Dr rotary key dims.
+The engine's `dense_mask` (what training decodes with, too) and `tree_triton` variants. Letters: B batch rows, N new
+tokens, S cache rows, H query heads, G KV heads, D head dim, R latent rank, Dr rotary key dims.
 """
 
 from __future__ import annotations

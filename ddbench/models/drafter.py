@@ -18,7 +18,7 @@ from torch import nn
 
 from ddbench.kernels.rope import rope
 from ddbench.models.kernel_set import TORCH
-from ddbench.models.layers import RMSNorm, RotaryTable, SwiGLU, attention_scale, linear
+from ddbench.models.layers import JoinedProjections, RMSNorm, RotaryTable, SwiGLU, attention_scale, linear
 from ddbench.models.shapes import DrafterShape
 from ddbench.models.target import Target
 
@@ -46,13 +46,14 @@ class DrafterAttention(nn.Module):
         self.q_proj = linear(shape.hidden, shape.num_heads * shape.head_dim)
         self.k_proj = linear(shape.hidden, shape.num_kv_heads * shape.head_dim)
         self.v_proj = linear(shape.hidden, shape.num_kv_heads * shape.head_dim)
+        self.projections = JoinedProjections(self.q_proj, self.k_proj, self.v_proj)
         self.o_proj = linear(shape.num_heads * shape.head_dim, shape.hidden)
         self.q_norm = RMSNorm(shape.head_dim, shape.norm_eps)
         self.k_norm = RMSNorm(shape.head_dim, shape.norm_eps)
 
     def heads(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """[B, T, D] -> q [B, T, H, hd], k and v [B, T, G, hd] as they come out of their products."""
-        q, k, v = (p(x).unflatten(-1, (-1, self.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in self.projections(x))
         return q, k, v
 
     def query(self, x: torch.Tensor, rows: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:

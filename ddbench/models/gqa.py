@@ -14,7 +14,7 @@ from torch import nn
 from ddbench.kernels.rope import rope
 from ddbench.models.inputs import VerifyAttention
 from ddbench.models.kernel_set import TORCH
-from ddbench.models.layers import RMSNorm, attention_scale, linear
+from ddbench.models.layers import JoinedProjections, RMSNorm, attention_scale, linear
 from ddbench.models.shapes import GQAShape, RopeShape
 
 
@@ -30,13 +30,14 @@ class GQAAttention(nn.Module):
         self.q_proj = linear(hidden, shape.num_heads * shape.head_dim)
         self.k_proj = linear(hidden, shape.num_kv_heads * shape.head_dim)
         self.v_proj = linear(hidden, shape.num_kv_heads * shape.head_dim)
+        self.projections = JoinedProjections(self.q_proj, self.k_proj, self.v_proj)
         self.o_proj = linear(shape.num_heads * shape.head_dim, hidden)
         self.q_norm = RMSNorm(shape.head_dim, eps) if shape.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(shape.head_dim, eps) if shape.qk_norm else nn.Identity()
 
     def _heads(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """-> q [B, N, H, D], k and v [B, N, G, D] as they come out of their products."""
-        q, k, v = (p(x).unflatten(-1, (-1, self.shape.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (part.unflatten(-1, (-1, self.shape.head_dim)) for part in self.projections(x))
         return q, k, v
 
     def _norms(self) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:

@@ -225,7 +225,9 @@ def kernel_set(name: str) -> KernelSet:
 
 
 def use_kernels(module: nn.Module, kernels: KernelSet) -> None:
-    """Let every layer of a model run this set; layers start with plain torch."""
+    """Let every layer of a model run this set; layers start with plain torch, and with their projections apart."""
     for child in module.modules():
         if hasattr(child, "kernels"):
             child.kernels = kernels  # type: ignore[assignment]
+        if (projections := getattr(child, "projections", None)) is not None:
+            projections.join(kernels is not TORCH)

@@ -5,10 +5,11 @@ Letters: B batch rows, N tokens, M hidden, I MLP width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from ddbench.kernels import rope as rope_kernel
@@ -19,6 +20,36 @@ from ddbench.models.shapes import RopeShape
 def linear(in_features: int, out_features: int) -> nn.Linear:
     """A bias-free projection."""
     return nn.Linear(in_features, out_features, bias=False)
+
+
+class JoinedProjections:
+    """Projections of one input, as one product where `join` has put their weights into one matrix.
+
+    Checkpoints keep them apart; a GPU reads one large matrix at a better rate than several small ones.
+    """
+
+    def __init__(self, *linears: nn.Linear) -> None:
+        self._linears = linears
+        self._weight: torch.Tensor | None = None
+
+    def join(self, wanted: bool) -> None:
+        """Put the weights together, theirs becoming views of the whole; or go back to one product each."""
+        if not wanted:
+            self._weight = None
+        elif self._weight is None:
+            self._weight = torch.cat([one.weight.detach() for one in self._linears])
+            for one, rows in zip(self._linears, self._weight.split(self._sizes), strict=True):
+                one.weight.data = rows
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [one.out_features for one in self._linears]
+
+    def __call__(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        """[..., M] -> each projection's [..., rows]; views of one tensor where joined."""
+        if self._weight is None:
+            return [one(x) for one in self._linears]
+        return F.linear(x, self._weight).split(self._sizes, dim=-1)
 
 
 class RMSNorm(nn.Module):

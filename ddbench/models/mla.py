@@ -17,7 +17,7 @@ from torch import nn
 from ddbench.kernels.rope import rope
 from ddbench.models.inputs import VerifyAttention
 from ddbench.models.kernel_set import TORCH
-from ddbench.models.layers import RMSNorm, attention_scale, linear
+from ddbench.models.layers import JoinedProjections, RMSNorm, attention_scale, linear
 from ddbench.models.shapes import MLAShape, RopeShape
 
 
@@ -38,21 +38,18 @@ class MLAAttention(nn.Module):
             self.q_a_norm = RMSNorm(shape.q_lora_rank, eps)
             self.q_b_proj = linear(shape.q_lora_rank, q_width)
         self.kv_a_proj = linear(hidden, shape.kv_lora_rank + shape.qk_rope_dim)
+        self.projections = JoinedProjections(*((self.q_a_proj,) if shape.q_lora_rank else ()), self.kv_a_proj)
         self.kv_a_norm = RMSNorm(shape.kv_lora_rank, eps)
         self.kv_b_proj = linear(shape.kv_lora_rank, shape.num_heads * (shape.qk_nope_dim + shape.v_head_dim))
         self.o_proj = linear(shape.num_heads * shape.v_head_dim, hidden)
 
-    def _projected_query(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """-> (q_nope [B,N,H,nope], q_rope [B,N,H,Dr], not yet rotated)."""
-        q = self.q_proj(x) if self.shape.q_lora_rank is None else self.q_b_proj(self.q_a_norm(self.q_a_proj(x)))
+    def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """-> q_nope [B,N,H,nope], q_rope [B,N,H,Dr] and latent row [B,N,R+Dr], not yet normalised or rotated."""
+        *q_a, kv = self.projections(x)
+        q = self.q_b_proj(self.q_a_norm(q_a[0])) if q_a else self.q_proj(x)
         q = q.unflatten(-1, (self.shape.num_heads, -1))
         q_nope, q_rope = q.split((self.shape.qk_nope_dim, self.shape.qk_rope_dim), dim=-1)
-        return q_nope, q_rope
-
-    def _latent(self, x: torch.Tensor, rows: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """-> (normalised latent [B,N,R], rotated key [B,N,Dr]): what is cached."""
-        latent, k_rope = self.kv_a_proj(x).split((self.shape.kv_lora_rank, self.shape.qk_rope_dim), dim=-1)
-        return self.kv_a_norm(latent), rope(k_rope[:, :, None], *rows)[:, :, 0]
+        return q_nope, q_rope, kv
 
     def _up_projections(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of kv_b_proj: keys [H, nope, R] and values [H, v, R]."""
@@ -72,24 +69,26 @@ class MLAAttention(nn.Module):
         """Write the new tokens' latent rows to cache rows `slots`, then attend as `attention` does. -> [B, N, M]."""
         (latent_cache,) = cache
         norm = self.kv_a_norm
-        self.kernels.latent_rows(self.kv_a_proj(x), norm.weight, norm.eps, *rows, slots, latent_cache)
-        q_nope, q_rope = self._projected_query(x)
+        q_nope, q_rope, kv = self._project(x)
+        self.kernels.latent_rows(kv, norm.weight, norm.eps, *rows, slots, latent_cache)
         w_k, w_v = self._up_projections()
         heads_first = q_nope.flatten(0, 1).transpose(0, 1)  # [H, B*N, nope]
         q_latent = (heads_first @ w_k).transpose(0, 1).unflatten(0, x.shape[:2])  # [B, N, H, R]
         q = self.kernels.absorbed_query(q_latent, q_rope, *rows)
         out = attention.mla(q, latent_cache, self.shape.kv_lora_rank, plan, self.scale)  # [B, N, H, R]
-        values = out.flatten(0, 1).transpose(0, 1) @ w_v.transpose(1, 2)  # [H, B*N, v]
-        return self.o_proj(values.transpose(0, 1).reshape(*x.shape[:2], -1))
+        values = x.new_empty(x.shape[0] * x.shape[1], self.shape.num_heads, self.shape.v_head_dim)  # [B*N, H, v]
+        torch.bmm(out.flatten(0, 1).transpose(0, 1), w_v.transpose(1, 2), out=values.transpose(0, 1))
+        return self.o_proj(values.view(*x.shape[:2], -1))
 
     def full(self, x: torch.Tensor, rows: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """Causal attention over whole sequences, keys and values expanded (training). [B, T, M] -> [B, T, M]."""
-        latent, k_rope = self._latent(x, rows)
-        kv = self.kv_b_proj(latent).unflatten(-1, (self.shape.num_heads, -1))
+        q_nope, q_rope, kv_a = self._project(x)
+        latent, k_rope = kv_a.split((self.shape.kv_lora_rank, self.shape.qk_rope_dim), dim=-1)
+        k_rope = rope(k_rope[:, :, None], *rows)
+        kv = self.kv_b_proj(self.kv_a_norm(latent)).unflatten(-1, (self.shape.num_heads, -1))
         k_nope, v = kv.split((self.shape.qk_nope_dim, self.shape.v_head_dim), dim=-1)
-        q_nope, q_rope = self._projected_query(x)
         q = torch.cat((q_nope, rope(q_rope, *rows)), dim=-1)
-        k = torch.cat((k_nope, k_rope[:, :, None].expand(-1, -1, self.shape.num_heads, -1)), dim=-1)
+        k = torch.cat((k_nope, k_rope.expand(-1, -1, self.shape.num_heads, -1)), dim=-1)
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, scale=self.scale
         )

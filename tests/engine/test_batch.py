@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ddbench.engine.batch import Batch, Running
+from ddbench.engine.batch import SMALLEST_BOUND, Batch, Running, context_bounds
 from ddbench.engine.types import Request
 
 STATE = ("tokens", "lengths", "anchors", "stop_ids", "remaining", "prompt_lengths", "request_ids")
@@ -87,3 +87,25 @@ def test_a_request_ends_at_a_stop_token_or_its_limit(tokens, reason):
     running = Running(Request(1, (1, 2), 3, stop_token_ids=(8,)), tokens)
     assert running.finish_reason == reason
     assert running.length == 1 + len(tokens)
+
+
+@pytest.mark.parametrize("most", [1, 255, 256, 257, 1024, 1500])
+def test_bounds_of_contexts_reach_every_context_and_no_further(most):
+    """Beyond the longest context a round's rows would not fit into the caches."""
+    bounds = context_bounds(most)
+    assert bounds[-1] == most
+    assert list(bounds) == sorted(set(bounds))
+    for length in range(1, most + 1):
+        bound = next(bound for bound in bounds if bound >= length)
+        assert bound <= max(2 * length, SMALLEST_BOUND)
+
+
+@torch.inference_mode()
+def test_a_loosened_bound_covers_as_much_and_leaves_room_for_a_round(gqa_models, make_engine):
+    engine = make_engine(gqa_models)
+    batch = engine.new_batch([Request(0, (1,) * 300, 20)], 1)
+    assert batch.most_context + engine.parts.verify_width <= batch.num_rows
+    for bound, expected in ((1, SMALLEST_BOUND), (256, 256), (257, 320), (320, 320)):
+        batch.context_bound = bound
+        batch.loosen_bound()
+        assert batch.context_bound == expected

@@ -34,7 +34,9 @@ def accepted_of(paths: list[list[int]], tokens: list[list[int]], num_emitted: li
         return torch.tensor([row + [-1] * (WIDTH - len(row)) for row in rows])
 
     accepted = torch.tensor([len(path) - 1 for path in paths])
-    return Accepted(padded(paths), accepted, padded(tokens), torch.tensor(num_emitted), torch.zeros(3, dtype=torch.bool))
+    return Accepted(
+        padded(paths), accepted, padded(tokens), torch.tensor(num_emitted), torch.zeros(3, dtype=torch.bool)
+    )
 
 
 @torch.inference_mode()

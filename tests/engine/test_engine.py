@@ -261,7 +261,7 @@ def test_the_probe_hears_every_token_once(models, make_engine, make_requests):
 def test_unused_parts_have_no_path(gqa_models, make_engine, make_requests):
     probe = Recorder()
     make_engine(gqa_models, "ar").run(make_requests(1), 1, probe)
-    assert set(probe.paths) == {"attention", "sampling", "executor"}
+    assert set(probe.paths) == {"attention", "sampling", "executor", "kernels"}
 
 
 def test_bfloat16_runs_keep_their_invariants(make_engine, make_requests):

@@ -55,7 +55,9 @@ def test_ablating_what_defines_the_arm_is_refused(can: Capabilities, experiment:
         make_plan(experiment.model_copy(update={"ablate": axes(tree_compile=("causal",))}), can)
 
 
-def test_a_variant_that_lacks_a_device_is_skipped_with_its_reason(can: Capabilities, experiment: ExperimentSpec) -> None:
+def test_a_variant_that_lacks_a_device_is_skipped_with_its_reason(
+    can: Capabilities, experiment: ExperimentSpec
+) -> None:
     plan = make_plan(experiment.model_copy(update={"ablate": axes(executor=("round_graph",))}), can)
     assert [(s.label, s.reason) for s in plan.skipped] == [
         ("ddtree executor=round_graph c=1", "executor 'round_graph' needs a GPU")
@@ -181,6 +183,47 @@ def test_a_swept_field_is_named_in_every_label(can: Capabilities, experiment: Ex
     assert "ddtree node_budget=32 max_new_tokens=4 c=1" in labels
     assert "ar max_new_tokens=8 c=1" in labels
     assert len(labels) == 6
+
+
+def test_a_gpu_runs_its_own_kernels_unless_others_were_asked_for(can: Capabilities, experiment: ExperimentSpec) -> None:
+    def kernels_of(base: ExperimentSpec, device: str, **changed: tuple[object, ...]) -> set[str]:
+        plan = make_plan(with_overrides(base, axes=axes(**changed), engine={"device": device}), can)
+        return {case.engine.kernels for case in plan.cases}
+
+    plain = experiment.model_copy(
+        update={"engine": experiment.engine.model_validate({"target": "tiny-gqa", "kernels": "torch"})}
+    )
+    assert kernels_of(experiment, "cpu") == {"torch"}
+    assert kernels_of(experiment, "cuda") == {"triton"}
+    assert kernels_of(plain, "cuda") == {"torch"}
+    assert kernels_of(experiment, "cuda", kernels=("torch",)) == {"torch"}
+    assert kernels_of(experiment, "cuda", kernels=("torch", "triton")) == {"torch", "triton"}
+    varied = experiment.model_copy(update={"axes": axes(kernels=("torch",))})
+    assert kernels_of(varied, "cuda") == {"torch"}
+
+
+def test_a_variant_that_no_part_names_is_told_from_its_arm_by_its_label(
+    can: Capabilities, experiment: ExperimentSpec
+) -> None:
+    ablated = experiment.model_copy(update={"ablate": axes(kernels=("torch", "triton"), tree_build=("heap", "device"))})
+    plan = make_plan(with_overrides(ablated, engine={"device": "cuda"}), can)
+    labels = [case.label for case in plan.cases if case.arm == "ddtree"]
+    assert sorted(labels) == ["ddtree c=1", "ddtree kernels=torch c=1", "ddtree tree_build=device c=1"]
+    again = make_plan(with_overrides(ablated, engine={"device": "cuda"}, axes=axes(seed=(1, 2))), can)
+    assert len({case.label for case in again.cases}) == len(again.cases)
+
+
+def test_on_a_cpu_what_needs_a_gpu_is_skipped_and_on_a_gpu_nothing_is() -> None:
+    for name in ("default", "gpu"):
+        found = find_experiment(name)
+        on_gpu = make_plan(with_overrides(found, engine={"device": "cuda"}), engine_capabilities())
+        assert on_gpu.skipped == ()
+        on_cpu = make_plan(with_overrides(found, engine={"device": "cpu"}), engine_capabilities())
+        assert len(on_cpu.cases) + len(on_cpu.skipped) == len(on_gpu.cases)
+        assert all(one.reason.endswith("needs a CUDA device") for one in on_cpu.skipped)
+        assert {word for one in on_cpu.skipped for word in one.label.split()} >= {
+            "attention=tree_triton", "executor=stage_graphs", "executor=round_graph",
+        }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(experiment_files()))

@@ -16,8 +16,8 @@ import torch
 
 from ddbench.engine.batch import Batch
 from ddbench.engine.engine import Engine, setting_of
-from ddbench.engine.parts import SpeculativeParts, build_parts
 from ddbench.engine.launch import Launch
+from ddbench.engine.parts import SpeculativeParts, build_parts
 from ddbench.engine.probe import NullProbe
 from ddbench.engine.types import DraftTree, Finished, Part, Request, RoundOutcome
 from ddbench.models.drafter import Drafter

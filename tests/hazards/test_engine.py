@@ -180,7 +180,9 @@ def test_a_loose_host_bound_changes_nothing(pair, make_requests, make_engine, mo
     expected, loose = Heard(), Heard()
     engine.run(requests, 4, expected)
     slack = max(engine.parts.verify_width, 1 if arm == "ar" else pair.drafter.shape.block_size)
-    monkeypatch.setattr(Batch, "update_bound", lambda self, num_unread=0: setattr(self, "context_bound", self.num_rows - slack - 1))
+    monkeypatch.setattr(
+        Batch, "update_bound", lambda self, num_unread=0: setattr(self, "context_bound", self.num_rows - slack - 1)
+    )
     engine.run(requests, 4, loose)
     for one, other in zip(expected.outcomes, loose.outcomes, strict=True):
         assert (one.tokens, one.num_accepted, one.num_nodes) == (other.tokens, other.num_accepted, other.num_nodes)

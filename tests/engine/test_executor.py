@@ -1,0 +1,176 @@
+"""The bookkeeping of graph executors: which shapes are recorded, when, and which of them a round replays.
+
+Graphs are made up: a made-up one runs the round's code on the shapes it was recorded for, and keeps its report where a
+real one would. What real graphs do is for a GPU to show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from ddbench.engine import batch as batch_module
+from ddbench.engine import executor as module
+from ddbench.engine.batch import Batch
+from ddbench.engine.engine import Engine
+from ddbench.engine.executor import GraphExecutor, RoundGraphExecutor, StageGraphsExecutor
+from ddbench.engine.launch import AT_ONCE
+from ddbench.engine.parts import build_parts
+from ddbench.engine.probe import NullProbe
+from ddbench.engine.types import Request
+from ddbench.spec import ARMS
+
+
+class Event:
+    """A made-up CUDA event; whoever waits for it must have recorded it."""
+
+    def __init__(self) -> None:
+        self.is_recorded = False
+
+    def record(self) -> None:
+        self.is_recorded = True
+
+    def synchronize(self) -> None:
+        assert self.is_recorded
+
+
+@dataclass
+class Replay:
+    """A made-up recording."""
+
+    round_: Callable[..., torch.Tensor]
+    view: Batch
+    times_stages: bool
+    report: torch.Tensor
+    num_graphs: int = 2
+
+    def replay(self, probe) -> None:
+        assert int(self.view.lengths.max()) <= self.view.context_bound
+        assert probe.times_stages is self.times_stages
+        self.report.copy_(self.round_(self.view, AT_ONCE))
+
+
+@pytest.fixture
+def recorded(monkeypatch) -> Iterator[list[Replay]]:
+    """Everything recorded from now on, without a GPU."""
+    found = []
+
+    def record(round_, view, pool, generators, *, by_stage, times_stages):
+        assert not view.remaining.any(), "recorded while somebody runs"
+        found.append(Replay(round_, view, times_stages, round_(view, AT_ONCE)))
+        return found[-1]
+
+    real = torch.empty
+    monkeypatch.setattr(module, "record", record)
+    monkeypatch.setattr(batch_module, "SMALLEST_BOUND", 16)
+    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **options: real(*size, **options))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    return found
+
+
+@pytest.fixture
+def graphed(make_engine) -> Callable[..., Engine]:
+    """An engine whose rounds are replayed."""
+
+    def make(models, arm: str = "ddtree", kind: type[GraphExecutor] = RoundGraphExecutor, **changes) -> Engine:
+        engine = make_engine(models, arm, debug=False, **changes)
+        parts = replace(build_parts(engine.setting), executor=kind(engine.setting))
+        return Engine(engine.spec, models, parts=parts)
+
+    return make
+
+
+def keys_of(recorded: list[Replay]) -> list[tuple[int, int]]:
+    return [(len(one.view.lengths), one.view.context_bound) for one in recorded]
+
+
+class Timing(NullProbe):
+    times_stages = True
+
+
+@pytest.mark.parametrize("arm", list(ARMS))
+def test_replayed_rounds_give_what_rounds_at_once_give(models, make_engine, graphed, make_requests, recorded, arm):
+    """Rows are handed over, requests stop by surprise, contexts grow past a bound; no round's shape is missing."""
+    requests = make_requests(6, new=14)
+    free = make_engine(models, arm, debug=False).run(requests, 3)
+    requests = [
+        replace(r, stop_token_ids=done.tokens[5:6]) if i % 2 else r
+        for i, (r, done) in enumerate(zip(requests, free, strict=True))
+    ]
+    engine = graphed(models, arm)
+    assert engine.run(requests, 3) == make_engine(models, arm, debug=False).run(requests, 3)
+    counts = engine.parts.executor.counters()
+    assert counts["eager_rounds"] == 0
+    assert counts["graph_replays"] > 0
+    assert counts["graph_captures"] == 2 * len(recorded)
+
+
+def test_every_batch_size_is_recorded_with_every_context_that_can_come(gqa_models, graphed, recorded):
+    requests = [Request(i, (5,) * length, 20) for i, length in enumerate((20, 3, 18))]
+    engine = graphed(gqa_models)
+    engine.run(requests[::2], 2)
+    assert keys_of(recorded) == [(size, bound) for size in (1, 2) for bound in (32, 40)], "none below 18 rows"
+    engine.run(requests, 2)
+    assert sorted(keys_of(recorded)) == [(size, bound) for size in (1, 2) for bound in (16, 32, 40)]
+
+
+def test_runs_that_fit_record_nothing_and_larger_ones_all_of_it_anew(gqa_models, graphed, make_requests, recorded):
+    requests = make_requests(4)
+    engine = graphed(gqa_models)
+    engine.reserve(requests, 3)
+    number = len(recorded)
+    first = engine.run(requests, 3)
+    assert engine.run(requests, 3) == first
+    engine.run(requests[:2], 1)
+    assert len(recorded) == number
+    engine.run(requests, 4)
+    assert {id(one.view.cache) for one in recorded[number:]} == {id(engine.reserve(requests, 4).cache)}
+    assert {size for size, _ in keys_of(recorded[number:])} == {1, 2, 3, 4}
+    assert engine.parts.executor.counters()["eager_rounds"] == 0
+
+
+@pytest.mark.parametrize(("kind", "variants"), [(RoundGraphExecutor, {False, True}), (StageGraphsExecutor, {False})])
+def test_whole_rounds_are_recorded_once_more_where_stages_are_timed(
+    gqa_models, graphed, make_requests, recorded, monkeypatch, kind, variants
+):
+    """Graphs of one stage each are timed from outside."""
+    monkeypatch.setattr(Replay, "replay", lambda self, probe: self.report.copy_(self.round_(self.view, AT_ONCE)))
+    requests = make_requests(3)
+    engine = graphed(gqa_models, kind=kind)
+    expected = engine.run(requests, 2)
+    assert {one.times_stages for one in recorded} == {False}
+    assert engine.run(requests, 2, Timing()) == expected
+    assert {one.times_stages for one in recorded} == variants
+    assert engine.parts.executor.counters()["eager_rounds"] == 0
+
+
+def test_a_shape_that_was_not_recorded_runs_at_once_and_is_counted(gqa_models, graphed, make_requests, recorded):
+    requests = make_requests(2)
+    engine = graphed(gqa_models)
+    expected = engine.run(requests, 2)
+    executor = engine.parts.executor
+    executor.prepare = lambda *_, **__: executor._recordings.clear()
+    before = executor.counters()
+    assert engine.run(requests, 2) == expected
+    after = executor.counters()
+    assert after["eager_rounds"] > before["eager_rounds"] == 0
+    assert after["graph_replays"] == before["graph_replays"]
+
+
+def test_a_report_outlives_the_next_replay(gqa_models, graphed, make_requests, recorded):
+    """The report's memory belongs to the graph, which overwrites it; what is read late is a copy."""
+    engine = graphed(gqa_models, "ar")
+    requests = make_requests(2)
+    batch = engine.reserve(requests, 2)
+    with torch.inference_mode():
+        for row, request in enumerate(requests):
+            batch.admit(row, engine.prefill(batch, row, request))
+        batch.update_bound(num_unread=2)
+        first, second = (engine.parts.executor(engine._round, batch, NullProbe()) for _ in range(2))
+    tokens = [[row[1] for row in report.rows()] for report in (first, second)]
+    alone = [done.tokens for done in graphed(gqa_models, "ar").run(requests, 1)]
+    assert tokens == [[text[place] for text in alone] for place in (1, 2)]
