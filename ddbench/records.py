@@ -183,6 +183,7 @@ class PassSummary(Record):
     wall_ns: int
     num_emitted: int
     load: LoadSample
+    replayed_ns: int | NotMeasured = NotMeasured(not_measured="the rounds were not replayed as graphs")
 
 
 class ModelCard(Record):

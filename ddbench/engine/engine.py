@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Literal, cast
@@ -221,6 +222,7 @@ class Engine:
         report, took_part = self._in_flight.popleft()
         by_id = {running.request.request_id: running for running in took_part}
         result = outcome.unpack(report.rows(), tuple(by_id), self.parts.verify_width)
+        result = replace(result, replayed_ns=report.replayed_ns())
         for request_id, tokens in zip(result.request_ids, result.tokens, strict=True):
             by_id[request_id].tokens.extend(tokens)
             by_id[request_id].num_rounds += 1

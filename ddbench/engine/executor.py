@@ -30,6 +30,9 @@ class Report(Protocol):
     def rows(self) -> list[list[float]]:
         """The numbers of `outcome.pack`, by batch row; waits until they are there."""
 
+    def replayed_ns(self) -> int | None:
+        """How long the round's graphs ran on the device, once the rows are there; None: there were none."""
+
 
 class DeviceReport(NamedTuple):
     """A report that is fetched when it is asked for."""
@@ -39,16 +42,23 @@ class DeviceReport(NamedTuple):
     def rows(self) -> list[list[float]]:
         return self.report.tolist()
 
+    def replayed_ns(self) -> None:
+        return None
+
 
 class PinnedReport(NamedTuple):
     """A report that the device copies to the host behind the round."""
 
     host: torch.Tensor  # [B, columns], pinned
     arrived: torch.cuda.Event
+    stretches: tuple[tuple[torch.cuda.Event, torch.cuda.Event], ...]  # around graphs with no host step between them
 
     def rows(self) -> list[list[float]]:
         self.arrived.synchronize()
         return self.host.tolist()
+
+    def replayed_ns(self) -> int:
+        return round(sum(begin.elapsed_time(end) for begin, end in self.stretches) * 1e6)
 
 
 class Executor(Part):
@@ -140,7 +150,14 @@ class GraphExecutor(Executor):
         if not self._reports:
             size = (batch.capacity, recording.report.shape[1])
             self._reports = [
-                PinnedReport(torch.empty(size, dtype=torch.float64, pin_memory=True), torch.cuda.Event())
+                PinnedReport(
+                    torch.empty(size, dtype=torch.float64, pin_memory=True),
+                    torch.cuda.Event(),
+                    tuple(
+                        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+                        for _ in range(recording.num_stretches)
+                    ),
+                )
                 for _ in range(NUM_REPORTS)
             ]
 
@@ -150,14 +167,14 @@ class GraphExecutor(Executor):
         if recording is None:
             self._counts["eager_rounds"] += 1
             return super().__call__(round_, batch, probe)
-        recording.replay(probe)
-        self._counts["graph_replays"] += recording.num_graphs
         slot = self._reports.pop(0)
         self._reports.append(slot)
+        recording.replay(probe, slot.stretches)
+        self._counts["graph_replays"] += recording.num_graphs
         host = slot.host[: batch.size]
         host.copy_(recording.report, non_blocking=True)
         slot.arrived.record()
-        return PinnedReport(host, slot.arrived)
+        return slot._replace(host=host)
 
     def counters(self) -> dict[str, int]:
         return dict(self._counts)

@@ -53,27 +53,41 @@ class Recording:
     def num_graphs(self) -> int:
         return sum(segment.graph is not None for segment in self.segments)
 
-    def replay(self, probe: Probe) -> None:
-        """Launch it all. With marks, waits for the end and tells the probe each stage's time on the device."""
+    @property
+    def num_stretches(self) -> int:
+        """Runs of graphs without a step on the host between them."""
+        return 1 + sum(segment.graph is None for segment in self.segments)
+
+    def replay(self, probe: Probe, stretches: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]) -> None:
+        """Launch it all, a pair of events around every stretch.
+
+        With marks, waits for the end and tells the probe each stage's time on the device.
+        """
+        pairs = iter(stretches)
+        begin, end = next(pairs)
+        begin.record()
         for segment in self.segments:
-            if segment.stage is None:
-                _run(segment)
+            if segment.graph is None:
+                end.record()
+                begin, end = next(pairs)
+                _wait_and_run(segment)
+                begin.record()
+            elif segment.stage is None:
+                segment.graph.replay()
             else:
                 with probe.stage(segment.stage):
-                    _run(segment)
+                    segment.graph.replay()
+        end.record()
         if self.marks:
             torch.cuda.current_stream().synchronize()
             for mark in self.marks:
                 probe.timed(mark.stage, round(mark.begin.elapsed_time(mark.end) * 1e6))
 
 
-def _run(segment: Segment) -> None:
-    if segment.graph is not None:
-        segment.graph.replay()
-    else:
-        assert segment.step is not None, "a segment is a graph or a step"
-        torch.cuda.current_stream().synchronize()
-        segment.step()
+def _wait_and_run(segment: Segment) -> None:
+    assert segment.step is not None, "a segment is a graph or a step"
+    torch.cuda.current_stream().synchronize()
+    segment.step()
 
 
 class _CapturingLaunch:

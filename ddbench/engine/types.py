@@ -86,6 +86,7 @@ class RoundOutcome:
     expected_length: tuple[float, ...]  # surrogate E[tau] = 1 + sum of node probabilities
     is_identity_path: tuple[bool, ...]  # accepted nodes were 0..a-1: nothing to move at commit
     verify_width: int  # tokens per request in the target forward, padding included
+    replayed_ns: int | None = None  # time of the round's graphs on the device, by events around them
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from ddbench.errors import DdbenchError
 
 _CURES = {
     "jit_compilations": "Triton kernels were compiled within a timed pass: raise num_rehearsals",
-    "graph_captures": "graphs were captured within a timed pass: its requests did not fit what was reserved for the case",
+    "graph_captures": "graphs were captured within a timed pass: its requests did not fit what the case had reserved",
     "eager_rounds": "rounds ran op by op although graphs were asked for: their shape had not been recorded",
 }
 

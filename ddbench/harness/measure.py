@@ -22,7 +22,7 @@ from ddbench.errors import DdbenchError
 from ddbench.harness import parity
 from ddbench.harness.capture import CAPTURES, CleanProbe, host_load, load_sample
 from ddbench.harness.graph_events import watched
-from ddbench.harness.observe import count, output_digest, pass_rows
+from ddbench.harness.observe import count, output_digest, pass_rows, replayed
 from ddbench.harness.op_counts import count_ops
 from ddbench.harness.run import Job
 from ddbench.harness.store import CaseTables, read_table, table_schema
@@ -250,6 +250,7 @@ def _run_pass(
         wall_ns=wall_ns,
         num_emitted=sum(len(done.tokens) for done in finished),
         load=load_sample(load_before, load_after, case.engine.device),
+        **replayed(probe),
     )
     return Observed(summary, rows, {done.request_id: done.tokens for done in finished}), load_after
 

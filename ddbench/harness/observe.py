@@ -163,6 +163,13 @@ def count(rows: PassRows) -> dict[str, int]:
     }
 
 
+def replayed(probe: CleanProbe) -> dict[str, int]:
+    """Time that the graphs of all rounds took on the device; nothing where a round had none."""
+    times = [outcome.replayed_ns for _, outcome in probe.commits]
+    known = [ns for ns in times if ns is not None]
+    return {"replayed_ns": sum(known)} if known and len(known) == len(times) else {}
+
+
 def output_digest(outputs: Mapping[int, Sequence[int]]) -> str:
     """A content address of what a pass emitted: two runs of a greedy case that differ in it emitted other tokens."""
     text = json.dumps([[request_id, *outputs[request_id]] for request_id in sorted(outputs)])

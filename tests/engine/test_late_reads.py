@@ -53,6 +53,9 @@ class LateReport(NamedTuple):
         assert self.executor.num_read == self.number, "rounds are read in order, each once"
         return self.kept
 
+    def replayed_ns(self):
+        return None
+
 
 @pytest.fixture
 def late() -> Callable[[Engine], Engine]:

@@ -183,12 +183,24 @@ def _bounds(basis: Basis, setting: Setting) -> list[Number]:
     return [
         Number("host gap: share of a round", basis.share(setting, HOST_GAP), about),
         Number("at most, without a host gap", if_gone(shares, HOST_GAP), about),
+        *_idle(setting),
         Number("tree build: share of a round", basis.share(setting, Stage.TREE_BUILD.value), about),
         Number("at most, if the tree took no time", if_gone(shares, Stage.TREE_BUILD.value), about),
         Number("ops that a round dispatches", per_round(setting, "torch_ops"), about),
         Number("reads back to the host per round", per_round(setting, "host_reads"), about),
         Number("launching these ops at best: share of a round", _launching(basis, setting), about),
     ]
+
+
+def _idle(setting: Setting) -> list[Number]:
+    """Where graphs ran: the share of the rounds' time, clean, in which none of them was running."""
+    clean = [one for result in setting.results for one in result.passes if one.pass_name == "clean"]
+    replayed = [one.replayed_ns for one in clean if isinstance(one.replayed_ns, int)]
+    rounds_ns = float((setting.steps["end_ns"] - setting.steps["start_ns"]).sum())
+    if not replayed or len(replayed) < len(clean) or rounds_ns <= 0:
+        return []
+    value = computed(max(0.0, 1 - sum(replayed) / rounds_ns), "share", "clean passes, events around the graphs")
+    return [Number("GPU idle between graphs: share of a round", value, named(setting))]
 
 
 def per_round(setting: Setting, counter: str) -> Value:
