@@ -10,16 +10,14 @@ Cache rows past `lengths[b] + N` are never loaded, whatever they hold; those bel
 A negative length marks an idle batch row: its cache is not read, its output is 0.
 Letters: B batch rows, N new tokens, S cache rows, H heads, R latent rank, Dr rotary key dims, W words of 64 ancestors.
 
-Floor on an H200 at 64 heads, 512 + 64, context 8192, batch 1: 9.4 MB of latent rows (2 us at 4.5 TB/s) against 73 GFLOP
-at 64 nodes (92 us at 790 TFLOP/s) and 9.1 GFLOP at 8 nodes (12 us): the tensor cores bind from 2 nodes on.
-Prediction, not measured: a tile of 64 x 64 takes 3,500 to 5,000 cycles. Scores: 36 x wgmma 64x32x16 in each of two warp
-groups, both operands in shared memory, 3 KB each at 128 B/cycle, so 1,730 cycles (1,150 by flops). Values: 1,020, the
-next tile's load (72 KB from L2, 1,200 to 2,600) runs beside them. Softmax and the exchange of weights: about 700. At 64
-nodes 128 programs of 65 tiles: 135 to 195 us, half of the floor's rate being 184. At 8 nodes 120 programs of 9 tiles,
-16 MB of partial sums and the second kernel: 24 to 32 us, where 23 would do.
-Try first if it misses: (1) BLOCK_S 32 with 4 stages (hides the load, scores cost 1.7 times as much); (2) partial sums
-in bf16, or fewer splits, where few nodes miss; (3) the tensor copy engine instead of cp.async; (4) one warp group per
-half of the context with explicit layouts (Gluon), which no `tl` program can say.
+Floor on an H200 at 64 heads, 512 + 64, context 8192, batch 1: 9.4 MB of latent rows (2 us at 4.3 TB/s) against 73 GFLOP
+at 64 nodes (93 us at 786 TFLOP/s) and 9.1 GFLOP at 8 nodes (12 us): the tensor cores bind from 2 nodes on.
+Measured on an H200 (CUDA graph, cold cache): a tile of 64 x 64 takes 3.2 us, 5,600 cycles, where products bound by
+shared memory would take 2,750: the pipeliner puts its copies behind the value product, so that most of a tile's latency
+shows. BLOCK_S 32 with 3 or 4 stages hides it, but its scores cost more: 245 us against 213 at 64 nodes and context
+8192. `mla_tree_attention_gluon` asks for tiles in time, and serves the product's shape; this kernel serves the others.
+The second launch is one program per query row, all of its partial sums in flight: 5 us where 18 were with programs of
+128 dims.
 
 Why the compiler must not see the two products as chained: it then gives all scores to both warp groups (the tensor work
 of the scores doubles). It looks for a second product that depends on the first within one block, so the mask's branch
@@ -40,8 +38,9 @@ LOG2_E = 1.4426950408889634
 NUM_SMS = 132  # of an H200; at the product's shape one program fills a multiprocessor
 MAX_SPLITS = 128
 MAX_CHUNK = 16  # partial sums that a combining program has in flight
-TILES_PER_PROGRAM = 3  # what a program's start and end cost, in tiles
-TILES_PER_COMBINE = 2  # what the second launch costs, in tiles
+# In pairs of tiles, as the Hopper kernel takes them (3.4 us on an H200): a program's start and end, the second launch.
+PAIRS_PER_PROGRAM = 1.5
+PAIRS_PER_COMBINE = 1.0
 
 
 @triton.jit
@@ -213,8 +212,8 @@ def _mla_combine_kernel(
     totals_at = stats_at + batch.to(tl.int64) * num_splits * num_query_rows
     dim = tl.arange(0, BLOCK_R)
     acc = tl.zeros([BLOCK_R], dtype=tl.float32)
-    top = tl.full([1], -1e30, dtype=tl.float32)
-    total = tl.zeros([1], dtype=tl.float32)
+    top = tl.full([], -1e30, dtype=tl.float32)
+    total = tl.full([], 0.0, dtype=tl.float32)
     if IS_DEPENDENT:
         gdc_wait()
     for start in tl.range(0, active, CHUNK):
@@ -257,13 +256,13 @@ def _pack_ancestors_kernel(
 
 
 def num_context_splits(batch: int, tiles: int, blocks: int, num_sms: int = NUM_SMS) -> int:
-    """Over how many programs to split a context of `blocks` tiles: the fewest tiles one after another, all told."""
+    """Over how many programs to split a context of `blocks` tiles: the fewest pairs one after another, all told."""
 
     def cost(splits: int) -> float:
         programs = batch * tiles * splits
         waves = -(-programs // num_sms)
-        combine = TILES_PER_COMBINE + programs / 100 if splits > 1 else 0.0
-        return waves * (-(-blocks // splits) + TILES_PER_PROGRAM) + combine
+        combine = PAIRS_PER_COMBINE + programs / 250 + 0.2 * -(-splits // MAX_CHUNK) if splits > 1 else 0.0
+        return waves * (triton.cdiv(triton.cdiv(blocks, splits), 2) + PAIRS_PER_PROGRAM) + combine
 
     return min(range(1, min(max(blocks, 1), MAX_SPLITS) + 1), key=cost)
 
@@ -303,8 +302,9 @@ def mla_tree_attention_triton(
     """-> [B, N, H, R]. No host sync, no size that depends on data."""
     batch, num_new, num_heads, width = q.shape
     _check(q, latent, rank, out, workspace)
-    bound = latent.shape[1] - num_new if context_bound is None else context_bound
-    assert 0 <= bound <= latent.shape[1] - num_new, f"bound {bound} and {num_new} new rows, cache {latent.shape[1]}"
+    room = latent.shape[1] - num_new
+    assert room >= 0, f"{num_new} new rows do not fit into a cache of {latent.shape[1]}"
+    bound = room if context_bound is None else context_bound
     splits = num_splits or _planned_splits(q, rank, bound)
     if out is None:
         out = torch.empty(batch, num_new, num_heads, rank, dtype=q.dtype, device=q.device)
@@ -322,11 +322,9 @@ def mla_tree_attention_triton(
     blocks, launch = _config(q.dtype, rank, width - rank)
     scale_log2 = scale * LOG2_E
     is_hopper = not triton.knobs.runtime.interpret and torch.cuda.get_device_capability(q.device)[0] == 9
-    if is_hopper and _fits_hopper_kernel(q, latent, rank):
-        from .mla_tree_attention_gluon import mla_attention_hopper
-
+    if is_hopper and _gluon().suits(q, latent, rank):
         partial = None if partial is None else partial.view(torch.bfloat16)
-        mla_attention_hopper(q, latent, lengths, visible, scale_log2, splits, out, partial, stats)
+        _gluon().launch(q, latent, lengths, visible, scale_log2, splits, out, partial, stats)
     else:
         sizes = (rank, latent.stride(1), latent.stride(0), *q.stride()[:3])
         is_aligned = all(size % 8 == 0 for size in sizes) and all(
@@ -340,26 +338,27 @@ def mla_tree_attention_triton(
             INTERPRET=triton.knobs.runtime.interpret, **blocks, **launch,
         )  # fmt: skip
     if splits > 1:
+        assert partial is not None
+        block_r = triton.next_power_of_2(rank)
         _mla_combine_kernel[(num_rows, batch)](
             partial, stats, lengths, out, num_new, num_rows, splits, RANK=rank, BLOCK_S=blocks["BLOCK_S"],
-            BLOCK_R=triton.next_power_of_2(rank), CHUNK=min(MAX_CHUNK, triton.next_power_of_2(splits)),
-            IS_DEPENDENT=is_hopper, num_warps=4, **({"launch_pdl": True} if is_hopper else {}),
+            BLOCK_R=block_r, CHUNK=min(MAX_CHUNK, triton.next_power_of_2(splits)), IS_DEPENDENT=is_hopper,
+            num_warps=_combine_warps(block_r, partial), **({"launch_pdl": True} if is_hopper else {}),
         )  # fmt: skip
     return out
 
 
-def _fits_hopper_kernel(q: torch.Tensor, latent: torch.Tensor, rank: int) -> bool:
-    """Whether q is one matrix of 576-wide bf16 rows and the requests' caches lie whole rows apart."""
-    batch, num_new, num_heads, width = q.shape
-    row = latent.stride(1)
-    return (
-        q.dtype == torch.bfloat16
-        and (rank, width) == (512, 576)
-        and q.is_contiguous()
-        and row % 8 == 0
-        and (batch == 1 or latent.stride(0) % row == 0)
-        and q.data_ptr() % 16 == latent.data_ptr() % 16 == 0
-    )
+def _combine_warps(block_r: int, partial: torch.Tensor) -> int:
+    """As many as the dims of one partial sum occupy, 16 bytes a thread: with more, sums cross warps, at 3 times the
+    time (measured on an H200)."""
+    return max(1, block_r * partial.element_size() // (16 * 32))
+
+
+def _gluon() -> Any:
+    """Imported where a GPU of its kind is there."""
+    from . import mla_tree_attention_gluon
+
+    return mla_tree_attention_gluon
 
 
 def _config(dtype: torch.dtype, rank: int, rope: int) -> tuple[dict[str, int], dict[str, int]]:
@@ -442,7 +441,7 @@ AOT = (
         "signature": {"partial_ptr": "*bf16", "stats_ptr": "*fp32", "lengths_ptr": "*i64", "out_ptr": "*bf16"}
         | dict.fromkeys(("num_new", "num_query_rows", "num_splits"), "i32"),
         "constexprs": {"RANK": 512, "BLOCK_S": 64, "BLOCK_R": 512, "CHUNK": 16, "IS_DEPENDENT": True},
-        "num_warps": 4,
+        "num_warps": 2,
         "num_stages": 3,
     },
     {

@@ -1,28 +1,27 @@
 """The routed experts of a MoE layer on a GPU: four launches, no host sync, every weight in use read once.
 
-    _route_kernel    token slots grouped by expert (counts, offsets, a list of blocks), tokens permuted for INT4
+    _route_kernel    token slots grouped by expert (counts, offsets, a list of blocks), tokens reordered for INT4
     _gate_up_kernel  a block's tokens times a tile of its expert's gate and up rows, SwiGLU in the epilogue
     _down_kernel     the same with the down rows: one fp32 row per slot
     _combine_kernel  a token's slots weighted and summed in slot order: deterministic, and independent of company
+
+INT4 experts of the product's shape are multiplied by moe_experts_gluon.py on Hopper instead. Small float experts take
+one launch for all but the combining: launches are what costs where a layer's experts are a few MB, so a program finds
+its expert's slots itself. On Hopper a launch begins while the one before ends.
 
 Letters: T tokens, M hidden, E experts held here, k chosen per token, I expert width. A slot is a (token, choice) pair,
 a block at most BLOCK_T slots of one expert. Programs without a block return at once (a loop over blocks would cost 40
 to 90 registers). Experts held here are `first_expert ..`; slots of others, or of id -1, are skipped.
 
-INT4: the weights are operand A of the matrix product and never leave registers after unpacking (int4_triton.py).
-Nibble j of word i is column 8i + j, so nibble j of all words of a tile is a tile of its own, multiplied with columns j,
-8+j, .. of the tokens: hence their permutation to [T, 8, M/8]. 2.7-2.8 instructions a weight in all, compiled for sm_90.
-Few tokens: a segment of M is a program of its own and _swiglu_kernel, a fifth launch, adds them up. With more tokens a
-program adds the same sums in the same order, so that a token's result never depends on how many there are.
+INT4 in `tl`: the weights are operand A of the matrix product and never leave registers after unpacking
+(int4_triton.py). Nibble j of word i is column 8i + j, so nibble j of all words of a tile is a tile of its own,
+multiplied with columns j, 8+j, .. of the tokens: hence their order [8, M/8]. 2.7-2.8 instructions a weight.
 
 Floor, Kimi-K2.6 on one of 8 ranks (E 48 of 384, k 8, M 7168, I 2048): 24.8 MB per expert in use, 5.8 us at 4.3 TB/s;
 1 token 1 expert, 8 tokens 7.4 experts 43 us, 64 tokens 35 experts 0.88 GB 200 us. Flops 88 M per slot: nothing.
-Prediction on an H200 (not yet run): 60-75 % of the read rate from 8 tokens on. Memory binds: 60 % of 4.3 TB/s is 20
-weights per SM and clock, 44 % of the issue slots at 2.8 instructions a weight, with 10 warps an SM and 80 KB in flight.
-At 1-4 tokens less, since five launches in a graph cost 5-7 us: 15 us for one expert, 30 for four.
-If it misses: (1) TILES (stages, 16 rows a warp rather than 32), FEW_TOKENS, a smaller grid of blocks (64 tokens: 106
-for 35 in use); (2) issue-bound: scale the fp32 sums of groups, not the weights: one product per pair less; (3) few
-tokens: programmatic dependent launch; (4) the asynchronous copies ignore evict_first: bulk copies with a cache hint.
+Measured on an H200 (in a CUDA graph, other experts every time), in `tl` alone: 8 tokens 90 us (0.47 of the read rate),
+33 tokens on 26 experts 230 (0.65), of which gate and up 157, down 66, routing and combining 3 each; 1 token 26.
+nano-k2's float experts (16 of 147 KB): 4.4 us for a token, 4.9 for 33.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .int4_triton import unpack_planes
 
@@ -49,38 +49,41 @@ class Workspace(NamedTuple):
     """Scratch of one call, contents irrelevant before and after; see `moe_workspace`."""
 
     order: torch.Tensor  # [T*k] int32: local slots by expert
-    blocks: torch.Tensor  # [3*max_blocks + 1] int32: expert, first, count of each block; then how many blocks
-    tokens: torch.Tensor  # [T, 8, M/8] x.dtype, INT4 only; else empty
-    hidden: torch.Tensor  # [T*k, I] x.dtype; INT4: [T*k, 8, I/8]
-    partial: torch.Tensor  # [segments, T*k, 2I] fp32 where the hidden columns are split over programs; else empty
-    by_slot: torch.Tensor  # [T*k, M] fp32
+    blocks: torch.Tensor  # [1 + 3*max_blocks] int32: how many blocks; expert, first, count of each
+    tokens: torch.Tensor  # [T, M] x.dtype, columns reordered, INT4 only; else empty
+    hidden: torch.Tensor  # [T*k, I] x.dtype, INT4: columns reordered
+    by_slot: torch.Tensor  # [parts, T*k, M] fp32
 
 
 # By product and kind of operands: int4 weights with bf16 or fp32 tokens, or both of one float type. Products of fp32
-# run outside of the tensor cores: correct, not fast. "few": tokens, where the tiles must be many.
+# run outside of the tensor cores: correct, not fast.
 TILES = {
     ("gate_up", "int4"): Tile(rows=32, words=32, num_warps=2, num_stages=4),  # rows of gate, and as many of up
     ("down", "int4"): Tile(rows=64, words=32, num_warps=2, num_stages=4),
-    ("down_few", "int4"): Tile(rows=32, words=32, num_warps=2, num_stages=5),
     ("gate_up", "bf16"): Tile(rows=32, words=16, num_warps=2, num_stages=4),
     ("down", "bf16"): Tile(rows=64, words=16, num_warps=2, num_stages=4),
-    ("down_few", "bf16"): Tile(rows=32, words=16, num_warps=2, num_stages=5),
-    **{(product, "int4_fp32"): Tile(32, 32, 4, 2) for product in ("gate_up", "down", "down_few")},
-    **{(product, "fp32"): Tile(32, 4, 4, 3) for product in ("gate_up", "down", "down_few")},
+    **{(product, "int4_fp32"): Tile(32, 32, 4, 2) for product in ("gate_up", "down")},
+    **{(product, "fp32"): Tile(32, 4, 4, 3) for product in ("gate_up", "down")},
 }
 SLOTS_AT_ONCE = 512  # of the routing programs
 WORDS_AT_ONCE = 128  # of the permuting programs
 COLUMNS_AT_ONCE = 1024  # of the combining programs
-FEW_TOKENS = 4  # up to here a segment of the hidden columns is a program of its own
+MAX_SMALL = 256  # hidden columns and width of small experts
+SMALL_ROWS, SMALL_SLOTS = 32, 256  # that one of their programs takes
 MAX_GROUP = 256  # of columns under one int4 scale: those of a tile
 
 
 @triton.jit
-def _dot(a, b, acc, INTERPRET: tl.constexpr):
+def dot(a, b, acc, INTERPRET: tl.constexpr):
     if INTERPRET:  # the interpreter's bf16 product is wrong
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def swiglu(gate, up):
+    return gate / (1.0 + tl.exp(-gate)) * up
 
 
 @triton.jit
@@ -94,39 +97,44 @@ def _load_tile(ptr, has_row, has_column, EVEN: tl.constexpr, POLICY: tl.constexp
 def _load_block(block, blocks_ptr, order_ptr, BLOCK_T: tl.constexpr):
     """-> its expert (int64), slots [1, BLOCK_T] (int64), which of them there are."""
     t = tl.arange(0, BLOCK_T)[None, :]
-    first = tl.load(blocks_ptr + 3 * block + 1)
-    has_token = t < tl.load(blocks_ptr + 3 * block + 2)
+    first = tl.load(blocks_ptr + 3 * block + 2)
+    has_token = t < tl.load(blocks_ptr + 3 * block + 3)
     slot = tl.load(order_ptr + first + t, mask=has_token, other=0)
-    return tl.load(blocks_ptr + 3 * block).to(tl.int64), slot.to(tl.int64), has_token
+    return tl.load(blocks_ptr + 3 * block + 1).to(tl.int64), slot.to(tl.int64), has_token
 
 
-@triton.jit(do_not_specialize=["num_slots", "first_expert", "num_experts", "max_blocks", "num_words"])
+@triton.jit(do_not_specialize=["num_slots", "first_expert", "num_experts", "num_words"])
 def _route_kernel(
     ids_ptr,  # [T*k] int64
     x_ptr,  # [T, M]
     order_ptr,  # [T*k] int32 out
-    blocks_ptr,  # [3*max_blocks + 1] int32 out
-    tokens_ptr,  # [T, 8, M/8] out
+    blocks_ptr,  # [1 + 3*max_blocks] int32 out
+    tokens_ptr,  # [T, M] out
     num_slots,
     first_expert,
     num_experts,  # held here
-    max_blocks,
     num_words,  # T * M/8, or 0: nothing to permute
     ROW_WORDS: tl.constexpr,  # M/8
     BINS: tl.constexpr,  # a power of two > num_experts
-    BLOCK_T: tl.constexpr,
-    SLOTS: tl.constexpr,
-    WORDS: tl.constexpr,
-):
-    """One program per expert: counts all, so that no program waits for another. The rest permute tokens."""
+    BLOCK_T: tl.constexpr, SLOTS: tl.constexpr, WORDS: tl.constexpr,
+    IS_PAIRED: tl.constexpr, IS_DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """One program per expert: counts all, so that no program waits for another. The rest reorder tokens."""
     pid = tl.program_id(0)
+    if IS_DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
     if pid >= num_experts:
         word = (pid - num_experts) * WORDS + tl.arange(0, WORDS)
         j = tl.arange(0, 8)
         mask = (word < num_words)[:, None] & (j >= 0)[None, :]
         value = tl.load(x_ptr + word.to(tl.int64)[:, None] * 8 + j[None, :], mask=mask)
-        target = (word // ROW_WORDS).to(tl.int64)[:, None] * (8 * ROW_WORDS) + (word % ROW_WORDS)[:, None]
-        tl.store(tokens_ptr + target + j[None, :] * ROW_WORDS, value, mask=mask)
+        if IS_PAIRED:  # columns 0 4 1 5 2 6 3 7
+            target = word.to(tl.int64)[:, None] * 8 + (j % 4 * 2 + j // 4)[None, :]
+        else:  # columns j of all words
+            target = (word // ROW_WORDS).to(tl.int64)[:, None] * (8 * ROW_WORDS) + (word % ROW_WORDS)[:, None]
+            target += j[None, :] * ROW_WORDS
+        tl.store(tokens_ptr + target, value, mask=mask)
     else:
         counts = tl.zeros((BINS,), tl.int32)
         for start in range(0, num_slots, SLOTS):
@@ -141,11 +149,11 @@ def _route_kernel(
         block = tl.sum(tl.where(bins < pid, num_blocks, 0), 0)
         end = position + tl.sum(tl.where(bins == pid, counts, 0), 0)
         if pid == 0:
-            tl.store(blocks_ptr + 3 * max_blocks, tl.sum(num_blocks, 0))
+            tl.store(blocks_ptr, tl.sum(num_blocks, 0))
         for first in range(position, end, BLOCK_T):
-            tl.store(blocks_ptr + 3 * block, pid)
-            tl.store(blocks_ptr + 3 * block + 1, first)
-            tl.store(blocks_ptr + 3 * block + 2, tl.minimum(end - first, BLOCK_T))
+            tl.store(blocks_ptr + 3 * block + 1, pid)
+            tl.store(blocks_ptr + 3 * block + 2, first)
+            tl.store(blocks_ptr + 3 * block + 3, tl.minimum(end - first, BLOCK_T))
             block += 1
         for start in range(0, num_slots, SLOTS):
             slot = start + tl.arange(0, SLOTS)
@@ -157,18 +165,6 @@ def _route_kernel(
 
 
 @triton.jit
-def _swiglu(gate, up):
-    return gate / (1.0 + tl.exp(-gate)) * up
-
-
-@triton.jit
-def _end_segment(total, acc, tile, SEGMENT: tl.constexpr):
-    """After a segment's last tile its sum is added to the total; between them nothing changes."""
-    is_last = (tile + 1) % SEGMENT == 0
-    return total + tl.where(is_last, acc, 0.0), tl.where(is_last, 0.0, acc)
-
-
-@triton.jit(do_not_specialize=["num_slots", "max_blocks"])
 def _gate_up_kernel(
     x_ptr,  # [T, M], INT4: [T, 8, M/8]
     w_ptr,  # [E, 2I, M], INT4: [E, 2I, M/8] int32
@@ -176,23 +172,18 @@ def _gate_up_kernel(
     order_ptr,
     blocks_ptr,
     hidden_ptr,  # [T*k, I], INT4: [T*k, 8, I/8] out
-    partial_ptr,  # SPLIT: [SEGMENTS, T*k, 2I] fp32 out, instead of hidden
-    num_slots,
-    max_blocks,
-    TOP_K: tl.constexpr,
-    COLUMNS: tl.constexpr,  # M
-    WIDTH: tl.constexpr,  # I
+    TOP_K: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,  # k, M, I
     GROUP: tl.constexpr,  # 0: float weights
     BLOCK_T: tl.constexpr,
     ROWS: tl.constexpr,  # of gate, and as many of up
-    WORDS: tl.constexpr,
-    SEGMENTS: tl.constexpr,  # of the columns of M, each summed by itself
-    SPLIT: tl.constexpr,  # a program takes one segment; else all, to the same sums in the same order
-    INTERPRET: tl.constexpr,
-):
-    """A block's tokens times ROWS gate and up rows of its expert: SwiGLU. Grid: tiles of I, blocks, segments."""
+    WORDS: tl.constexpr, INTERPRET: tl.constexpr, IS_DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """A block's tokens times ROWS gate and up rows of its expert: SwiGLU. Grid: tiles of I, blocks."""
+    if IS_DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
     block = tl.program_id(1)
-    if block < tl.load(blocks_ptr + 3 * max_blocks):
+    if block < tl.load(blocks_ptr):
         dtype: tl.constexpr = x_ptr.dtype.element_ty
         expert, slot, has_token = _load_block(block, blocks_ptr, order_ptr, BLOCK_T)
         row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -201,16 +192,7 @@ def _gate_up_kernel(
         x_row = x_ptr + slot // TOP_K * COLUMNS
         gate = tl.zeros((ROWS, BLOCK_T), tl.float32)
         up = tl.zeros((ROWS, BLOCK_T), tl.float32)
-        gate_sum = gate
-        up_sum = up
         EVEN: tl.constexpr = COLUMNS % (WORDS * 8) == 0 and WIDTH % ROWS == 0
-        NUM_TILES: tl.constexpr = (COLUMNS + WORDS * 8 - 1) // (WORDS * 8)
-        SEGMENT: tl.constexpr = (NUM_TILES + SEGMENTS - 1) // SEGMENTS  # tiles
-        begin = 0
-        end = NUM_TILES
-        if SPLIT:
-            begin = tl.program_id(2) * SEGMENT
-            end = tl.minimum(begin + SEGMENT, NUM_TILES)
         if GROUP:
             K: tl.constexpr = COLUMNS // 8
             GROUPS: tl.constexpr = COLUMNS // GROUP
@@ -219,8 +201,7 @@ def _gate_up_kernel(
             gate_w = w_ptr + gate_row * K + word[None, :]
             gate_s = s_ptr + gate_row * GROUPS + scale[None, :]
             x_word = x_row + word[:, None]
-            for tile in range(begin, end):
-                k = tile * WORDS
+            for k in range(0, K, WORDS):
                 g = k * 8 // GROUP
                 has_word = k + word < K
                 has_scale = g + scale < GROUPS
@@ -233,70 +214,27 @@ def _gate_up_kernel(
                 x_mask = has_token if EVEN else has_token & has_word[:, None]
                 for j in tl.static_range(8):
                     x = tl.load(x_word + (j * K + k), mask=x_mask, other=0.0)
-                    gate = _dot(gate_planes[j], x, gate, INTERPRET)
-                    up = _dot(up_planes[j], x, up, INTERPRET)
-                if SEGMENTS > 1 and not SPLIT:
-                    gate_sum, gate = _end_segment(gate_sum, gate, tile, SEGMENT)
-                    up_sum, up = _end_segment(up_sum, up, tile, SEGMENT)
+                    gate = dot(gate_planes[j], x, gate, INTERPRET)
+                    up = dot(up_planes[j], x, up, INTERPRET)
             column = (row % 8) * (WIDTH // 8) + row // 8  # as the down product wants it
         else:
             column_in = tl.arange(0, WORDS * 8)
             gate_w = w_ptr + gate_row * COLUMNS + column_in[None, :]
             x_in = x_row + column_in[:, None]
-            for tile in range(begin, end):
-                k = tile * (WORDS * 8)
+            for k in range(0, COLUMNS, WORDS * 8):
                 has_column = k + column_in < COLUMNS
                 gate_w_tile = _load_tile(gate_w + k, has_row, has_column, EVEN, "evict_first")
                 up_w_tile = _load_tile(gate_w + (WIDTH * COLUMNS + k), has_row, has_column, EVEN, "evict_first")
                 x_mask = has_token if EVEN else has_token & has_column[:, None]
                 x = tl.load(x_in + k, mask=x_mask, other=0.0)
-                gate = _dot(gate_w_tile, x, gate, INTERPRET)
-                up = _dot(up_w_tile, x, up, INTERPRET)
-                if SEGMENTS > 1 and not SPLIT:
-                    gate_sum, gate = _end_segment(gate_sum, gate, tile, SEGMENT)
-                    up_sum, up = _end_segment(up_sum, up, tile, SEGMENT)
+                gate = dot(gate_w_tile, x, gate, INTERPRET)
+                up = dot(up_w_tile, x, up, INTERPRET)
             column = row
-        gate += gate_sum
-        up += up_sum
-        mask = has_row & has_token
-        if SPLIT:
-            target = partial_ptr + (tl.program_id(2).to(tl.int64) * num_slots + slot) * (2 * WIDTH) + row[:, None]
-            tl.store(target, gate, mask=mask)
-            tl.store(target + WIDTH, up, mask=mask)
-        else:
-            value = _swiglu(gate, up).to(dtype)
-            tl.store(hidden_ptr + slot * WIDTH + column[:, None], value, mask=mask)
+        value = swiglu(gate, up).to(dtype)
+        tl.store(hidden_ptr + slot * WIDTH + column[:, None], value, mask=has_row & has_token)
 
 
-@triton.jit(do_not_specialize=["num_slots", "first_expert", "num_experts"])
-def _swiglu_kernel(
-    ids_ptr,  # [T*k] int64
-    partial_ptr,  # [SEGMENTS, T*k, 2I] fp32
-    hidden_ptr,  # [T*k, I], INT4: [T*k, 8, I/8] out
-    num_slots,
-    first_expert,
-    num_experts,
-    WIDTH: tl.constexpr,
-    IS_PACKED: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """What the epilogue of an unsplit product does. Grid: slots, tiles of I."""
-    slot = tl.program_id(0).to(tl.int64)
-    row = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    expert = tl.load(ids_ptr + slot) - first_expert
-    mask = (expert >= 0) & (expert < num_experts) & (row < WIDTH)
-    gate = tl.zeros((COLUMNS,), tl.float32)
-    up = tl.zeros((COLUMNS,), tl.float32)
-    for segment in tl.static_range(SEGMENTS):
-        source = partial_ptr + (segment * num_slots + slot) * (2 * WIDTH) + row
-        gate += tl.load(source, mask=mask, other=0.0)
-        up += tl.load(source + WIDTH, mask=mask, other=0.0)
-    column = (row % 8) * (WIDTH // 8) + row // 8 if IS_PACKED else row
-    tl.store(hidden_ptr + slot * WIDTH + column, _swiglu(gate, up).to(hidden_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit(do_not_specialize=["max_blocks"])
+@triton.jit
 def _down_kernel(
     hidden_ptr,  # [T*k, I], INT4: [T*k, 8, I/8]
     w_ptr,  # [E, M, I], INT4: [E, M, I/8] int32
@@ -304,18 +242,16 @@ def _down_kernel(
     order_ptr,
     blocks_ptr,
     by_slot_ptr,  # [T*k, M] fp32 out
-    max_blocks,
-    COLUMNS: tl.constexpr,  # I
-    HIDDEN: tl.constexpr,  # M
-    GROUP: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    ROWS: tl.constexpr,
-    WORDS: tl.constexpr,
-    INTERPRET: tl.constexpr,
-):
+    COLUMNS: tl.constexpr, HIDDEN: tl.constexpr,  # I, M
+    GROUP: tl.constexpr, BLOCK_T: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr, INTERPRET: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
+):  # fmt: skip
     """A block's hidden rows times ROWS down rows of its expert. Grid: tiles of M, blocks."""
+    if IS_DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
     block = tl.program_id(1)
-    if block < tl.load(blocks_ptr + 3 * max_blocks):
+    if block < tl.load(blocks_ptr):
         dtype: tl.constexpr = hidden_ptr.dtype.element_ty
         expert, slot, has_token = _load_block(block, blocks_ptr, order_ptr, BLOCK_T)
         row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -341,7 +277,7 @@ def _down_kernel(
                 x_mask = has_token if EVEN else has_token & has_word[:, None]
                 for j in tl.static_range(8):
                     x = tl.load(x_word + (j * K + k), mask=x_mask, other=0.0)
-                    acc = _dot(planes[j], x, acc, INTERPRET)
+                    acc = dot(planes[j], x, acc, INTERPRET)
         else:
             column = tl.arange(0, WORDS * 8)
             w_in = w_ptr + w_row * COLUMNS + column[None, :]
@@ -350,32 +286,88 @@ def _down_kernel(
                 has_column = k + column < COLUMNS
                 w_tile = _load_tile(w_in + k, has_row, has_column, EVEN, "evict_first")
                 x_mask = has_token if EVEN else has_token & has_column[:, None]
-                acc = _dot(w_tile, tl.load(x_in + k, mask=x_mask, other=0.0), acc, INTERPRET)
+                acc = dot(w_tile, tl.load(x_in + k, mask=x_mask, other=0.0), acc, INTERPRET)
         tl.store(by_slot_ptr + slot * HIDDEN + row[:, None], acc, mask=has_row & has_token)
+
+
+@triton.jit(do_not_specialize=["num_slots", "first_expert"])
+def _small_kernel(
+    ids_ptr,  # [T*k] int64
+    x_ptr,  # [T, M]
+    gate_up_ptr,  # [E, 2I, M]
+    down_ptr,  # [E, M, I]
+    parts_ptr,  # [PARTS, T*k, M] fp32 out
+    num_slots, first_expert, TOP_K: tl.constexpr, HIDDEN: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,  # of gate, of up, and columns of down
+    STEP: tl.constexpr,  # columns at once
+    BLOCK_M: tl.constexpr,  # a power of two >= M
+    BLOCK_T: tl.constexpr, SLOTS: tl.constexpr, INTERPRET: tl.constexpr, IS_DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Routing and both products, a part of I: for experts small beside a launch. Grid: experts, parts, slots."""
+    if IS_DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    expert, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    slots = tl.program_id(2) * SLOTS + tl.arange(0, SLOTS)
+    is_here = slots < num_slots
+    is_mine = (is_here & (tl.load(ids_ptr + slots, mask=is_here, other=-1) - first_expert == expert)).to(tl.int32)
+    rank = tl.where(is_mine != 0, tl.cumsum(is_mine, 0) - 1, -1)
+    count = tl.sum(is_mine, 0)
+    row = part * ROWS + tl.arange(0, ROWS)
+    has_row = row < WIDTH
+    column = tl.arange(0, STEP)
+    m = tl.arange(0, BLOCK_M)
+    gate_w = gate_up_ptr + (expert * (2 * WIDTH) + row)[:, None] * HIDDEN + column[None, :]
+    for first in range(0, count, BLOCK_T):
+        t = first + tl.arange(0, BLOCK_T)
+        has_token = (t < count)[None, :]
+        slot = tl.sum(tl.where(rank[:, None] == t[None, :], slots[:, None], 0), 0)[None, :].to(tl.int64)
+        x_in = x_ptr + slot // TOP_K * HIDDEN + column[:, None]
+        gate = tl.zeros((ROWS, BLOCK_T), tl.float32)
+        up = tl.zeros((ROWS, BLOCK_T), tl.float32)
+        for k in range(0, HIDDEN, STEP):
+            has_column = k + column < HIDDEN
+            has_weight = has_row[:, None] & has_column[None, :]
+            x = tl.load(x_in + k, mask=has_column[:, None] & has_token, other=0.0)
+            gate = dot(tl.load(gate_w + k, mask=has_weight, other=0.0), x, gate, INTERPRET)
+            up = dot(tl.load(gate_w + (WIDTH * HIDDEN + k), mask=has_weight, other=0.0), x, up, INTERPRET)
+        hidden = swiglu(gate, up).to(dtype)
+        down_w = down_ptr + (expert * HIDDEN + m)[:, None] * WIDTH + row[None, :]
+        down_w = tl.load(down_w, mask=(m < HIDDEN)[:, None] & has_row[None, :], other=0.0)
+        out = dot(down_w, hidden, tl.zeros((BLOCK_M, BLOCK_T), tl.float32), INTERPRET)
+        target = parts_ptr + (part.to(tl.int64) * num_slots + slot) * HIDDEN + m[:, None]
+        tl.store(target, out, mask=(m < HIDDEN)[:, None] & has_token)
 
 
 @triton.jit(do_not_specialize=["first_expert", "num_experts"])
 def _combine_kernel(
     ids_ptr,  # [T, k] int64
     weights_ptr,  # [T, k] fp32
-    by_slot_ptr,  # [T*k, M] fp32
+    by_slot_ptr,  # [PARTS, T*k, M] fp32
     out_ptr,  # [T, M] out
     first_expert,
     num_experts,
-    TOP_K: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    TOP_K: tl.constexpr, HIDDEN: tl.constexpr, COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr,  # of a slot's row, to be added first
+    IS_DEPENDENT: tl.constexpr,
+):  # fmt: skip
     """A token's slots of experts held here, weighted and summed in slot order. Grid: tokens, tiles of M."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    if IS_DEPENDENT:
+        gdc_wait()
     acc = tl.zeros((COLUMNS,), tl.float32)
-    for j in range(TOP_K):
+    for j in tl.static_range(TOP_K):
         slot = token * TOP_K + j
         expert = tl.load(ids_ptr + slot) - first_expert
         is_here = (expert >= 0) & (expert < num_experts)
         weight = tl.load(weights_ptr + slot, mask=is_here, other=0.0)
-        acc += weight * tl.load(by_slot_ptr + slot * HIDDEN + column, mask=is_here & (column < HIDDEN), other=0.0)
+        value = tl.zeros((COLUMNS,), tl.float32)
+        for part in tl.static_range(PARTS):
+            source = by_slot_ptr + (part * (tl.num_programs(0) * TOP_K) + slot) * HIDDEN + column
+            value += tl.load(source, mask=is_here & (column < HIDDEN), other=0.0)
+        acc += weight * value
     tl.store(out_ptr + token * HIDDEN + column, acc.to(out_ptr.dtype.element_ty), mask=column < HIDDEN)
 
 
@@ -384,10 +376,10 @@ def block_tokens(num_tokens: int) -> int:
     return 8 if num_tokens <= 64 else 16
 
 
-def max_blocks(num_tokens: int, top_k: int, num_experts: int) -> int:
+def max_blocks(num_tokens: int, top_k: int, num_experts: int, block_t: int) -> int:
     """The most blocks there can be: every expert has a slot, the other slots fill whole blocks."""
     slots = num_tokens * top_k
-    return min(slots, num_experts) + max(slots - num_experts, 0) // block_tokens(num_tokens)
+    return min(slots, num_experts) + max(slots - num_experts, 0) // block_t
 
 
 def _kind(dtype: torch.dtype, group: int) -> str:
@@ -395,38 +387,29 @@ def _kind(dtype: torch.dtype, group: int) -> str:
     return ("int4" if is_low else "int4_fp32") if group else ("bf16" if is_low else "fp32")
 
 
-def _is_few(num_tokens: int, hidden: int, kind: str) -> bool:
-    return num_tokens <= FEW_TOKENS and num_segments(hidden, TILES["gate_up", kind]) > 1
+def num_parts(hidden: int, width: int, group: int) -> int:
+    """Into how many parts a row of I is cut; 0: not a small expert."""
+    return triton.cdiv(width, SMALL_ROWS) if not group and max(hidden, width) <= MAX_SMALL else 0
 
 
-def num_segments(columns: int, tile: Tile) -> int:
-    """Into how many sums a row of `columns` products is cut: of the shape alone, so that company changes nothing."""
-    return 4 if triton.cdiv(columns, 8 * tile.words) >= 16 else 1
+def _small_cut(hidden: int) -> dict[str, int]:
+    block_m = max(triton.next_power_of_2(hidden), 16)
+    sizes = {"ROWS": SMALL_ROWS, "STEP": min(block_m, 128), "BLOCK_M": block_m}
+    return {**sizes, "BLOCK_T": 8, "SLOTS": SMALL_SLOTS}
 
 
 def moe_workspace(
-    num_tokens: int,
-    top_k: int,
-    hidden: int,
-    num_experts: int,
-    width: int,
-    dtype: torch.dtype,
-    device: Any,
-    is_int4: bool,
-) -> Workspace:
+    num_tokens: int, top_k: int, hidden: int, num_experts: int, width: int,
+    dtype: torch.dtype, device: Any, is_int4: bool,
+) -> Workspace:  # fmt: skip
     """Scratch for calls of exactly this shape, to be reused between them; `num_experts` is of those held here."""
-    slots = num_tokens * top_k
-    kind = _kind(dtype, int(is_int4))
-    segments = num_segments(hidden, TILES["gate_up", kind])
+    slots, parts = num_tokens * top_k, max(num_parts(hidden, width, int(is_int4)), 1)
     return Workspace(
         order=torch.empty(slots, dtype=torch.int32, device=device),
-        blocks=torch.empty(3 * max_blocks(num_tokens, top_k, num_experts) + 1, dtype=torch.int32, device=device),
-        tokens=torch.empty(num_tokens if is_int4 else 0, 8, hidden // 8, dtype=dtype, device=device),
+        blocks=torch.empty(1 + 3 * max_blocks(num_tokens, top_k, num_experts, 8), dtype=torch.int32, device=device),
+        tokens=torch.empty(num_tokens if is_int4 else 0, hidden, dtype=dtype, device=device),
         hidden=torch.empty(slots, width, dtype=dtype, device=device),
-        partial=torch.empty(
-            segments if _is_few(num_tokens, hidden, kind) else 0, slots, 2 * width, dtype=torch.float32, device=device
-        ),
-        by_slot=torch.empty(slots, hidden, dtype=torch.float32, device=device),
+        by_slot=torch.empty(parts, slots, hidden, dtype=torch.float32, device=device),
     )
 
 
@@ -456,6 +439,44 @@ def _cut(tile: Tile) -> dict[str, int]:
     return {"ROWS": tile.rows, "WORDS": tile.words, "num_warps": tile.num_warps, "num_stages": tile.num_stages}
 
 
+def _gluon() -> Any:
+    """Imported where a GPU of its kind is there."""
+    from . import moe_experts_gluon
+
+    return moe_experts_gluon
+
+
+def _route_and_multiply(
+    x: torch.Tensor, expert_ids: torch.Tensor, experts: _Experts, first_expert: int, ws: Workspace, interpret: bool,
+    dependent: dict[str, Any],
+) -> None:  # fmt: skip
+    (num_tokens, hidden), top_k, group = x.shape, expert_ids.shape[1], experts.group
+    num_experts, width, kind = experts.gate_up.shape[0], ws.hidden.shape[1], _kind(x.dtype, group)
+    in_gluon = dependent["IS_DEPENDENT"] and _gluon().suits(x.dtype, group, hidden, width)
+    block_t = 8 if in_gluon else block_tokens(num_tokens)
+    most = max_blocks(num_tokens, top_k, num_experts, block_t)
+    num_words = num_tokens * hidden // 8 if group else 0
+    _route_kernel[(num_experts + triton.cdiv(num_words, WORDS_AT_ONCE),)](
+        expert_ids, x, ws.order, ws.blocks, ws.tokens, num_tokens * top_k, first_expert, num_experts, num_words,
+        ROW_WORDS=max(hidden // 8, 1), BINS=triton.next_power_of_2(num_experts + 1), BLOCK_T=block_t,
+        SLOTS=SLOTS_AT_ONCE, WORDS=WORDS_AT_ONCE, IS_PAIRED=in_gluon, **dependent,
+    )  # fmt: skip
+    if in_gluon:
+        _gluon().multiply(ws.tokens, *experts[:4], ws.order, ws.blocks, ws.hidden, ws.by_slot, top_k, most)
+        return
+    options = {"GROUP": group, "BLOCK_T": block_t, "INTERPRET": interpret, **dependent}
+    tile = TILES["gate_up", kind]
+    _gate_up_kernel[(triton.cdiv(width, tile.rows), most)](
+        ws.tokens if group else x, experts.gate_up, experts.gate_up_scales, ws.order, ws.blocks, ws.hidden,
+        TOP_K=top_k, COLUMNS=hidden, WIDTH=width, **options, **_cut(tile),
+    )  # fmt: skip
+    tile = TILES["down", kind]
+    _down_kernel[(triton.cdiv(hidden, tile.rows), most)](
+        ws.hidden, experts.down, experts.down_scales, ws.order, ws.blocks, ws.by_slot,
+        COLUMNS=width, HIDDEN=hidden, **options, **_cut(tile),
+    )  # fmt: skip
+
+
 def _launch(
     x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, experts: _Experts, first_expert: int,
     out: torch.Tensor | None, workspace: Workspace | None,
@@ -471,34 +492,20 @@ def _launch(
     if not num_tokens:
         return out
     ws = workspace or moe_workspace(num_tokens, top_k, hidden, num_experts, width, x.dtype, x.device, group > 0)
-    most, block_t = max_blocks(num_tokens, top_k, num_experts), block_tokens(num_tokens)
-    num_words = num_tokens * hidden // 8 if group else 0
-    _route_kernel[(num_experts + triton.cdiv(num_words, WORDS_AT_ONCE),)](
-        expert_ids, x, ws.order, ws.blocks, ws.tokens, num_tokens * top_k, first_expert, num_experts, most, num_words,
-        ROW_WORDS=max(hidden // 8, 1), BINS=triton.next_power_of_2(num_experts + 1), BLOCK_T=block_t,
-        SLOTS=SLOTS_AT_ONCE, WORDS=WORDS_AT_ONCE,
-    )  # fmt: skip
-    kind, options = _kind(x.dtype, group), {"GROUP": group, "BLOCK_T": block_t, "INTERPRET": interpret}
-    tile = TILES["gate_up", kind]
-    segments, is_split = num_segments(hidden, tile), _is_few(num_tokens, hidden, kind)
-    _gate_up_kernel[(triton.cdiv(width, tile.rows), most, segments if is_split else 1)](
-        ws.tokens if group else x, experts.gate_up, experts.gate_up_scales, ws.order, ws.blocks, ws.hidden, ws.partial,
-        num_tokens * top_k, most, TOP_K=top_k, COLUMNS=hidden, WIDTH=width, SEGMENTS=segments, SPLIT=is_split,
-        **options, **_cut(tile),
-    )  # fmt: skip
-    if is_split:
-        _swiglu_kernel[(num_tokens * top_k, triton.cdiv(width, COLUMNS_AT_ONCE))](
-            expert_ids, ws.partial, ws.hidden, num_tokens * top_k, first_expert, num_experts,
-            WIDTH=width, IS_PACKED=group > 0, SEGMENTS=segments, COLUMNS=COLUMNS_AT_ONCE,
+    is_hopper = not interpret and torch.cuda.get_device_capability(x.device)[0] == 9
+    # a launch may begin while the one before ends, and waits where it needs it
+    dependent = {"IS_DEPENDENT": is_hopper, **({"launch_pdl": True} if is_hopper else {})}
+    parts = num_parts(hidden, width, group)
+    if parts:
+        _small_kernel[(num_experts, parts, triton.cdiv(num_tokens * top_k, SMALL_SLOTS))](
+            expert_ids, x, experts.gate_up, experts.down, ws.by_slot, num_tokens * top_k, first_expert, TOP_K=top_k,
+            HIDDEN=hidden, WIDTH=width, INTERPRET=interpret, **_small_cut(hidden), **dependent,
         )  # fmt: skip
-    tile = TILES["down_few" if is_split else "down", kind]
-    _down_kernel[(triton.cdiv(hidden, tile.rows), most)](
-        ws.hidden, experts.down, experts.down_scales, ws.order, ws.blocks, ws.by_slot, most,
-        COLUMNS=width, HIDDEN=hidden, **options, **_cut(tile),
-    )  # fmt: skip
+    else:
+        _route_and_multiply(x, expert_ids, experts, first_expert, ws, interpret, dependent)
     _combine_kernel[(num_tokens, triton.cdiv(hidden, COLUMNS_AT_ONCE))](
         expert_ids, weights, ws.by_slot, out, first_expert, num_experts,
-        TOP_K=top_k, HIDDEN=hidden, COLUMNS=COLUMNS_AT_ONCE,
+        TOP_K=top_k, HIDDEN=hidden, COLUMNS=COLUMNS_AT_ONCE, PARTS=max(parts, 1), **dependent,
     )  # fmt: skip
     return out
 
@@ -547,54 +554,46 @@ def _aot(
 
 
 def _aot_product(product: str, kind: str, block_t: int, hidden: int, width: int, top_k: int) -> dict[str, Any]:
-    tile, is_packed, is_split = TILES[product.replace("_split", ""), kind], kind.startswith("int4"), "split" in product
+    tile, is_packed = TILES[product, kind], kind.startswith("int4")
     token = "*fp32" if kind.endswith("fp32") else "*bf16"
     tables = {"w_ptr": "*i32" if is_packed else token, "s_ptr": "*bf16" if is_packed else token}
     tables |= {"order_ptr": "*i32", "blocks_ptr": "*i32"}
     constexprs: dict[str, Any] = {"GROUP": 32 if is_packed else 0, "BLOCK_T": block_t, "INTERPRET": False}
-    constexprs |= {"ROWS": tile.rows, "WORDS": tile.words}
+    constexprs |= {"ROWS": tile.rows, "WORDS": tile.words, "IS_DEPENDENT": True}
     name = f"{product}_{kind}_m{hidden}_t{block_t}"
-    if product.startswith("down"):
+    if product == "down":
         pointers = {"hidden_ptr": token, **tables, "by_slot_ptr": "*fp32"}
-        constexprs |= {"COLUMNS": width, "HIDDEN": hidden}
-        return _aot(name, _down_kernel, pointers, ("max_blocks",), constexprs, tile)
-    pointers = {"x_ptr": token, **tables, "hidden_ptr": token, "partial_ptr": "*fp32"}
-    constexprs |= {"TOP_K": top_k, "COLUMNS": hidden, "WIDTH": width, "SPLIT": is_split}
-    constexprs["SEGMENTS"] = num_segments(hidden, tile)
-    return _aot(name, _gate_up_kernel, pointers, ("num_slots", "max_blocks"), constexprs, tile)
+        return _aot(name, _down_kernel, pointers, (), constexprs | {"COLUMNS": width, "HIDDEN": hidden}, tile)
+    pointers = {"x_ptr": token, **tables, "hidden_ptr": token}
+    constexprs |= {"TOP_K": top_k, "COLUMNS": hidden, "WIDTH": width}
+    return _aot(name, _gate_up_kernel, pointers, (), constexprs, tile)
 
 
 _K2, _NANO, _PLAIN = (7168, 2048, 8), (256, 96, 2), Tile(0, 0, num_warps=4, num_stages=3)  # hidden, width, top_k
-_PRODUCTS = ("gate_up", "gate_up_split", "down", "down_few")
-_SIZES = ("num_slots", "first_expert", "num_experts", "max_blocks", "num_words")
+_PRODUCTS = ("gate_up", "down")
 # For compilation without a GPU; "divisible_by_16": what may be taken for granted of torch's addresses.
 AOT = (
     *(_aot_product(product, kind, 8, *_K2) for product in _PRODUCTS for kind in ("int4", "bf16")),
-    *(_aot_product(product, "int4", 16, *_K2) for product in ("gate_up", "down")),
-    *(_aot_product(product, "int4", 8, *_NANO) for product in ("gate_up", "down")),
+    *(_aot_product(product, "int4", 16, *_K2) for product in _PRODUCTS),
+    *(_aot_product(product, "int4", 8, *_NANO) for product in _PRODUCTS),
     *(_aot_product("gate_up", kind, 8, *_NANO) for kind in ("int4_fp32", "fp32")),
     _aot(
-        "route_k2",
-        _route_kernel,
+        "route_k2", _route_kernel,
         {"ids_ptr": "*i64", "x_ptr": "*bf16", "order_ptr": "*i32", "blocks_ptr": "*i32", "tokens_ptr": "*bf16"},
-        _SIZES,
-        {"ROW_WORDS": 896, "BINS": 64, "BLOCK_T": 8, "SLOTS": SLOTS_AT_ONCE, "WORDS": WORDS_AT_ONCE},
-        _PLAIN,
+        ("num_slots", "first_expert", "num_experts", "num_words"),
+        {"ROW_WORDS": 896, "BINS": 64, "BLOCK_T": 8, "SLOTS": SLOTS_AT_ONCE, "WORDS": WORDS_AT_ONCE}
+        | {"IS_PAIRED": True, "IS_DEPENDENT": True}, _PLAIN,
     ),
     _aot(
-        "swiglu_k2",
-        _swiglu_kernel,
-        {"ids_ptr": "*i64", "partial_ptr": "*fp32", "hidden_ptr": "*bf16"},
-        _SIZES[:3],
-        {"WIDTH": 2048, "IS_PACKED": True, "SEGMENTS": 4, "COLUMNS": COLUMNS_AT_ONCE},
-        _PLAIN,
-    ),
-    _aot(
-        "combine_k2",
-        _combine_kernel,
+        "combine_k2", _combine_kernel,
         {"ids_ptr": "*i64", "weights_ptr": "*fp32", "by_slot_ptr": "*fp32", "out_ptr": "*bf16"},
-        _SIZES[1:3],
-        {"TOP_K": 8, "HIDDEN": 7168, "COLUMNS": COLUMNS_AT_ONCE},
-        _PLAIN,
+        ("first_expert", "num_experts"),
+        {"TOP_K": 8, "HIDDEN": 7168, "COLUMNS": COLUMNS_AT_ONCE, "PARTS": 1, "IS_DEPENDENT": True}, _PLAIN,
     ),
-)
+    _aot(
+        "small_bf16_m256", _small_kernel,
+        {"ids_ptr": "*i64", "x_ptr": "*bf16", "gate_up_ptr": "*bf16", "down_ptr": "*bf16", "parts_ptr": "*fp32"},
+        ("num_slots", "first_expert"),
+        {"TOP_K": 2, "HIDDEN": 256, "WIDTH": 96, "INTERPRET": False, "IS_DEPENDENT": True, **_small_cut(256)}, _PLAIN,
+    ),
+)  # fmt: skip

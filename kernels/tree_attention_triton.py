@@ -1,29 +1,25 @@
 """Tree attention on the GPU: N new tokens over a K/V cache, the context split over the whole chip.
 
-What a verify and a draft block run per layer. Query heads that share a KV head and the new tokens together are the
-rows of one matrix product (row = token * R + head), so a context row is read once for all nodes and heads. Work is
-counted in blocks of `Tile.block` cache rows: the requests' blocks (context and new rows, from the first row that a
-window leaves) stand in one line, and each of P programs per (query tile, KV head) takes an equal stretch of it,
-whatever the lengths are: no length is read on the host and a bound that is too large costs nothing. A stretch may end
-one request and begin another. Where it holds all of a request, the result is final; otherwise an fp32 partial (max,
-sum, values) goes to the workspace, slot `program + request`, and a second launch combines. Whole blocks below
-`lengths` are not masked at all; the rest goes in sub-blocks of at most 64 rows, masked by length, window, and each
-node's row of ancestor bits, packed in 32-bit words. Rows that no token can see (from lengths + N on, and before the
-window) are not read and may hold NaN; the new rows must be finite, as for the torch version. A token that sees
-nothing gets zeros. Which blocks meet in one partial depends on the other requests' lengths: company changes rounding,
-nothing else. Repeated calls agree bit for bit. All N new rows are visited for every query tile: right for a prefill,
-but it wastes half of the work among the new rows.
+What a verify and a draft block run per layer. Query heads that share a KV head and the new tokens together are the rows
+of one matrix product (row = token * R + head), so a context row is read once for all nodes and heads. Work is counted
+in blocks of `Tile.block` cache rows: the requests' blocks (context and new rows, from the first row that a window
+leaves) stand in one line, and each of P programs per (query tile, KV head) takes an equal stretch of it, whatever the
+lengths are: no length is read on the host. A stretch may end one request and begin another. Where it holds all of a
+request, the result is final; otherwise an fp32 partial (max, sum, values) goes to the workspace, slot `program +
+request`, and a second launch combines. Whole blocks below `lengths` are not masked at all; the rest goes in sub-blocks
+of at most 64 rows, masked by length, window, and each node's row of ancestor bits, packed in 32-bit words. Rows that no
+token can see (from lengths + N on, and before the window) are not read and may hold NaN; the new rows must be finite,
+as for the torch version. A token that sees nothing gets zeros. Which blocks meet in one partial depends on the other
+requests' lengths: company changes rounding, nothing else. Repeated calls agree bit for bit. All N new rows are visited
+for every query tile: right for a prefill, but it wastes half of the work among the new rows.
 Letters: B batch rows, N new tokens, S cache rows, H query heads, G KV heads, R = H/G, D head dim, P programs, W words.
 
 Floor, GQA 32/8/128 in bf16: 4,096 bytes of K/V per context row and request, 16,384 N flops. At context 8192 and batch 1
-33.5 MB = 7.6 us (4.4 TB/s) whatever N; 1.1 GFLOP = 1.4 us for 8 nodes, 8.6 GFLOP = 11 us for 64 (790 TFLOP/s): memory
+33.5 MB = 7.8 us (4.3 TB/s) whatever N; 1.1 GFLOP = 1.4 us for 8 nodes, 8.6 GFLOP = 11 us for 64 (786 TFLOP/s): memory
 binds below 45 nodes, tensor cores above. Batch and context scale both.
-Predicted on an H200, inside a graph (not measured yet): context 8k, batch 1: 14-16 us for 8 nodes (10 us of reading at
-80 %, the rest schedule, pipeline fill, second launch and 2 MB of partials), 24-30 us for 64 nodes (masked sub-blocks
-and 8.4 MB of partials in L2 weigh as much as a third of the products); context 32k or batch 16: 75 % of the byte floor
-for 8 nodes, 50-60 % of the flops floor for 64 (products and softmax take turns in a warpgroup).
-If it misses: at batch 1, programmatic dependent launch for the combine (its schedule needs no partials), and 2 blocks a
-program at least; at 64 nodes, TMA descriptors, then block 64 with 3 stages (`tile=`), then warp specialisation.
+Measured on an H200 (CUDA graph, cold cache), this kernel alone: context 8192, batch 16: 133 us for 8 nodes (94 % of the
+byte floor), 342 us for 64 (51 % of the flops); batch 1: 14.8 us and 28.5 us. `tree_attention_gluon` serves bf16 of head
+dim 128 without a window there: 125, 250, 13.1 and 22 us.
 """
 
 from __future__ import annotations
@@ -37,8 +33,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
 WORD = 32  # ancestor bits in one packed word
-MAX_PARTS = 64  # partials that a combine program has in flight
-ROWS_IN_FLIGHT = 32  # its query rows times partials, where few partials leave room for more rows
+MAX_PARTS, ROWS_AT_ONCE = 32, 4096  # partials that a combine program has in flight; rows that an H200 combines at once
 
 
 class Tile(NamedTuple):
@@ -51,8 +46,8 @@ class Tile(NamedTuple):
     residents: int
 
 
-# Measured nowhere yet. 64 rows is what one warpgroup's wgmma works on: fewer rows in a step do not save anything.
-TILES_16_BIT = {"narrow": Tile(64, 64, 4, 3, 2), "wide": Tile(128, 128, 8, 2, 1)}
+# Measured on an H200. 64 rows is what one warpgroup's wgmma works on: fewer rows in a step do not save anything.
+TILES_16_BIT = {"narrow": Tile(64, 64, 4, 3, 2), "wide": Tile(128, 64, 8, 3, 1)}
 TILES_HOPPER = {"narrow": Tile(64, 64, 4, 3, 1), "wide": Tile(128, 64, 8, 3, 1), "long": Tile(128, 128, 8, 2, 1)}
 LONG_STRETCH = 6  # blocks of the long tile per program from which on it pays
 TILE_32_BIT = Tile(16, 32, 4, 2, 2)  # plain FMAs (IEEE products): for exactness, not for speed
@@ -149,9 +144,8 @@ def tree_attention_triton(
     batch, num_new, num_heads, dim = q.shape
     num_kv = k.shape[2]
     if packed is None and visible is not None:
-        _require(
-            visible.shape == (batch, num_new, num_new), f"visible has shape {tuple(visible.shape)}, expected [B, N, N]"
-        )
+        shape = (batch, num_new, num_new)
+        _require(visible.shape == shape, f"visible has shape {tuple(visible.shape)}, expected {shape}")
         packed = pack_visible_triton(visible)
     num_words = triton.cdiv(num_new, WORD) if packed is None else packed.shape[2]
     if packed is not None:
@@ -161,9 +155,9 @@ def tree_attention_triton(
     _check_output(out, q.shape, q.dtype, "out")
     bound = k.shape[1] - num_new if context_bound is None else context_bound
     is_hopper = not triton.knobs.runtime.interpret and torch.cuda.get_device_capability(q.device)[0] == 9
-    by_copy_engine = is_hopper and tile is None and _fits_hopper_kernel(q, k, v, window)
+    in_gluon = is_hopper and tile is None and _gluon().suits(q, k, v, window)
     sizes = (batch, num_new, num_heads, num_kv, bound, q.element_size(), _num_sms(q))
-    plan = tree_attention_plan(*sizes, tile, programs, by_copy_engine)
+    plan = tree_attention_plan(*sizes, tile, programs, in_gluon)
     values, peaks, sums = _carve(workspace, plan.partial_rows, dim, q.device)
     mode = 0 if packed is not None else (1 if causal else 2)
     shared: dict[str, Any] = {
@@ -176,56 +170,28 @@ def tree_attention_triton(
         "HEADS": num_heads,
         "WINDOWED": window is not None,
     }
-    if by_copy_engine:
-        from .tree_attention_gluon import tree_attention_hopper
-
-        scale_log2 = scale * math.log2(math.e)
-        tree_attention_hopper(q, k, v, lengths, packed, out, (values, peaks, sums), plan, mode, scale_log2)
+    scale_log2 = scale * math.log2(math.e)
+    if in_gluon:
+        _gluon().launch(q, k, v, lengths, packed, out, (values, peaks, sums), plan, mode, scale_log2)
     else:
         _tree_attention_kernel[(plan.num_tiles, num_kv, plan.programs)](
             *(q, k, v, lengths, q if packed is None else packed, out, values, peaks, sums),
             *(q.stride(0), k.stride(0), v.stride(0)),
-            *(batch, num_new, num_words, plan.programs, window or 0, scale * math.log2(math.e)),
+            *(batch, num_new, num_words, plan.programs, window or 0, scale_log2),
             *(*q.stride()[1:3], *k.stride()[1:3], *v.stride()[1:3]),
-            MODE=mode,
-            SUB=min(plan.tile.block, 64),
-            INTERPRET=triton.knobs.runtime.interpret,
-            num_warps=plan.tile.warps,
-            num_stages=plan.tile.stages,
-            **shared,
-        )
+            MODE=mode, SUB=min(plan.tile.block, 64), INTERPRET=triton.knobs.runtime.interpret,
+            num_warps=plan.tile.warps, num_stages=plan.tile.stages, **shared,
+        )  # fmt: skip
     if plan.programs > 1:
-        parts = min(MAX_PARTS, triton.next_power_of_2(plan.programs))
-        chunk = max(1, ROWS_IN_FLIGHT // parts)
+        # One warp a row: with more, sums over partials cross warps, at twice the time (measured on an H200). Where not
+        # all rows are there at once, fewer programs count for more.
+        chunk = 1 if num_new * num_heads * batch <= ROWS_AT_ONCE else 4
         _tree_attention_combine_kernel[(triton.cdiv(num_new * num_heads, chunk), batch)](
-            *(lengths, values, peaks, sums, out),
-            *(batch, num_new, plan.num_tiles, plan.programs, window or 0),
-            CHUNK=chunk,
-            PARTS=parts,
-            IS_DEPENDENT=is_hopper,
-            num_warps=4,
-            **({"launch_pdl": True} if is_hopper else {}),
-            **shared,
-        )
+            *(lengths, values, peaks, sums, out, batch, num_new, plan.num_tiles, plan.programs, window or 0),
+            CHUNK=chunk, PARTS=min(MAX_PARTS // chunk, triton.next_power_of_2(plan.programs)), IS_DEPENDENT=is_hopper,
+            num_warps=chunk, **({"launch_pdl": True} if is_hopper else {}), **shared,
+        )  # fmt: skip
     return out
-
-
-def _fits_hopper_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None) -> bool:
-    """Whether the caches are matrices of bf16 rows, G * 128 wide, that lie whole rows apart."""
-    return (
-        window is None
-        and q.dtype == torch.bfloat16
-        and q.shape[3] == 128
-        and q.data_ptr() % 16 == 0
-        and all(stride % 8 == 0 for stride in q.stride()[:3])
-        and all(
-            cache.stride(2) == 128
-            and cache.stride(1) % 8 == 0
-            and (q.shape[0] == 1 or cache.stride(0) % cache.stride(1) == 0)
-            and cache.data_ptr() % 16 == 0
-            for cache in (k, v)
-        )
-    )
 
 
 def workspace_elements(plan: Plan, dim: int) -> int:
@@ -245,6 +211,13 @@ def _carve(
     _require(workspace.numel() >= size, f"workspace has {workspace.numel()} elements, this call needs {size}")
     flat, split = workspace.view(-1), partial_rows * dim
     return flat[:split], flat[split : split + partial_rows], flat[split + partial_rows : size]
+
+
+def _gluon() -> Any:
+    """Imported where a GPU of its kind is there."""
+    from . import tree_attention_gluon
+
+    return tree_attention_gluon
 
 
 def _num_sms(tensor: torch.Tensor) -> int:
@@ -278,9 +251,8 @@ def _check_operands(
     types, cache = (torch.bfloat16, torch.float16, torch.float32), (batch, *k.shape[1:3], dim)
     _require(q.dtype in types, f"q is {q.dtype}, expected bfloat16, float16 or float32")
     _require(k.dtype == v.dtype == q.dtype, f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}, expected one type")
-    _require(
-        k.shape == v.shape == cache, f"k and v have shapes {tuple(k.shape)} and {tuple(v.shape)}, expected {cache}"
-    )
+    shapes = f"{tuple(k.shape)} and {tuple(v.shape)}"
+    _require(k.shape == v.shape == cache, f"k and v have shapes {shapes}, expected {cache}")
     _require(dim <= 128, f"head dim is {dim}, at most 128 fits; use the torch implementation")
     _require(num_heads % k.shape[2] == 0, f"{num_heads} query heads do not divide among {k.shape[2]} KV heads")
     _require(k.shape[1] >= num_new > 0, f"cache has {k.shape[1]} rows, and {num_new} new tokens stand in it")
@@ -610,9 +582,9 @@ AOT = (
         | {"out": "*bf16"}
         | dict.fromkeys(("batch", "num_new", "num_tiles", "programs", "window"), "i32"),
         "divisible_by_16": ("lengths", *_PARTIALS, "out"),
-        "constexprs": {"CHUNK": 1, "PARTS": 64, "BLOCK": 64, "BLOCK_B": 16, "BLOCK_D": 128, "IS_DEPENDENT": True}
+        "constexprs": {"CHUNK": 1, "PARTS": 32, "BLOCK": 64, "BLOCK_B": 16, "BLOCK_D": 128, "IS_DEPENDENT": True}
         | {"ROWS": 64, "GROUP": 4, "DIM": 128, "HEADS": 32, "WINDOWED": False},
-        "num_warps": 4,
+        "num_warps": 1,
         "num_stages": 3,
     },
     {

@@ -88,23 +88,26 @@ def check_tiles(weight_format):
 
 
 @for_each_format
-def check_segments(weight_format):
-    """Rows of M cut into four sums, by programs of their own for few tokens: exactly what one program adds up."""
-    kind, hidden = ("int4_fp32", 4096 + 256) if weight_format == "int4" else ("fp32", 512 + 64)
-    assert kernels.num_segments(hidden, kernels.TILES["gate_up", kind]) == 4
-    inputs = _inputs(weight_format, kernels.FEW_TOKENS + 1, 2, hidden=hidden, width=8)
-    out = _run(inputs)
-    _assert_close(out, _exact(inputs))
-    few = inputs | {name: inputs[name][1:3] for name in ("x", "expert_ids", "weights")}
-    assert torch.equal(_run(few), out[1:3])
-
-
-@for_each_format
 def check_crowd(weight_format):
-    """Twenty tokens on the same two experts: three blocks each, the last one with four tokens."""
-    inputs = _inputs(weight_format, 20)
-    inputs["expert_ids"][:] = torch.tensor([4, 1])
-    _assert_close(_run(inputs), _exact(inputs))
+    """Twenty tokens on the same two experts: three blocks each, the last one with four tokens. Small and large ones."""
+    for hidden in (24, 264):
+        inputs = _inputs(weight_format, 20, hidden=hidden)
+        inputs["expert_ids"][:] = torch.tensor([4, 1])
+        _assert_close(_run(inputs), _exact(inputs))
+
+
+def check_small_experts_in_a_crowd():
+    """More slots than a program of small experts looks at; 9 of 24 experts held."""
+    inputs = _inputs("float", 70, experts=24, top_k=8, hidden=8, width=40)
+    inputs["expert_ids"][5] = -1
+    held = {name: inputs[name][7:16] for name in ("gate_up", "down")}
+    out = _run(inputs | held, first_expert=7)
+    for name, matrix in inputs.items():
+        if name in held:
+            inputs[name] = torch.zeros_like(matrix)
+            inputs[name][7:16] = held[name]
+    inputs["expert_ids"][5], inputs["weights"][5] = 0, 0.0
+    _assert_close(out, _exact(inputs))
 
 
 @for_each_format
@@ -182,20 +185,20 @@ def check_no_tokens(weight_format):
 
 def check_routing():
     """70 tokens, 8 of 24 experts each, 9 of them held here (7 .. 15); more slots than a program reads at once."""
-    inputs = _inputs("float", 70, experts=24, top_k=8, hidden=8, width=8)
+    inputs = _inputs("int4", 70, experts=24, top_k=8, hidden=8, width=8)
     inputs["expert_ids"][5] = -1
-    scratch = kernels.moe_workspace(70, 8, 8, 9, 8, torch.float32, DEVICE, False)
-    held = {name: inputs[name][7:16] for name in ("gate_up", "down")}
+    scratch = kernels.moe_workspace(70, 8, 8, 9, 8, torch.float32, DEVICE, True)
+    held = {name: inputs[name][7:16] for name in inputs if name.startswith(("gate_up", "down"))}
     _run(inputs | held, first_expert=7, workspace=scratch)
     order, blocks, flat = scratch.order.tolist(), scratch.blocks.tolist(), inputs["expert_ids"].flatten().tolist()
     expected = [slot for expert in range(7, 16) for slot in range(560) if flat[slot] == expert]
     assert order[: len(expected)] == expected
-    num_blocks, size = blocks[-1], kernels.block_tokens(70)
-    rows = [blocks[3 * i : 3 * i + 3] for i in range(num_blocks)]
+    num_blocks, size = blocks[0], kernels.block_tokens(70)
+    rows = [blocks[3 * i + 1 : 3 * i + 4] for i in range(num_blocks)]
     covered = [(expert + 7, slot) for expert, first, count in rows for slot in order[first : first + count]]
     assert covered == [(flat[slot], slot) for slot in expected]
     counts = Counter(flat[slot] for slot in expected)
-    assert num_blocks == sum(-(-count // size) for count in counts.values()) <= kernels.max_blocks(70, 8, 9)
+    assert num_blocks == sum(-(-count // size) for count in counts.values()) <= kernels.max_blocks(70, 8, 9, size)
 
 
 def check_refusals():

@@ -18,6 +18,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
@@ -51,7 +52,8 @@ def compiled(entry: dict[str, Any]) -> dict[str, Any]:
     unknown = {*entry["signature"], *entry["divisible_by_16"], *entry["constexprs"]} - set(kernel.arg_names)
     assert not unknown, f"{entry['name']} names arguments the kernel has not: {unknown}"
     places = [kernel.arg_names.index(name) for name in entry["divisible_by_16"]]
-    source = ASTSource(kernel, signature, entry["constexprs"], {(i,): [["tt.divisibility", 16]] for i in places})
+    make_source = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = make_source(kernel, signature, entry["constexprs"], {(i,): [["tt.divisibility", 16]] for i in places})
     options = {"num_warps": entry["num_warps"], "num_stages": entry["num_stages"]}
     result = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
