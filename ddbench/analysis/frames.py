@@ -271,7 +271,11 @@ def parity_reason(result: IncorrectResult) -> str:
 
 def _passes_frame(results: Mapping[str, OkResult], cases: pd.DataFrame) -> pd.DataFrame:
     rows = [
-        {"case_id": case_id, **summary.model_dump(exclude={"index", "load", "replayed_ns"}), "pass_index": summary.index}
+        {
+            "case_id": case_id,
+            **summary.model_dump(exclude={"index", "load", "replayed_ns"}),
+            "pass_index": summary.index,
+        }
         for case_id, result in results.items()
         for summary in result.passes
     ]

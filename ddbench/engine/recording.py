@@ -8,7 +8,7 @@ that are nodes of it, recorded anew by every replay.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,16 +67,14 @@ class Recording:
         begin, end = next(pairs)
         begin.record()
         for segment in self.segments:
-            if segment.graph is None:
-                end.record()
-                begin, end = next(pairs)
-                _wait_and_run(segment)
-                begin.record()
-            elif segment.stage is None:
-                segment.graph.replay()
-            else:
-                with probe.stage(segment.stage):
+            with nullcontext() if segment.stage is None else probe.stage(segment.stage):
+                if segment.graph is not None:
                     segment.graph.replay()
+                else:
+                    end.record()
+                    begin, end = next(pairs)
+                    _wait_and_run(segment)
+                    begin.record()
         end.record()
         if self.marks:
             torch.cuda.current_stream().synchronize()

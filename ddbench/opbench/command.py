@@ -22,7 +22,7 @@ from ddbench.harness.progress import escaped
 from ddbench.harness.store import write_atomically
 from ddbench.opbench.document import ops_csv, ops_report
 from ddbench.opbench.records import IncorrectRow, NotMeasuredRow, OkRow, OpRow, OpsFile
-from ddbench.opbench.run import Bench, run_points
+from ddbench.opbench.run import INTERRUPTED, Bench, run_points
 from ddbench.opbench.shapes import Implementation, Place, Tier
 from ddbench.opbench.table import Point, Selection
 from ddbench.opbench.timing import Budget, watch_of
@@ -71,7 +71,9 @@ def show_points(console: Console, points: Sequence[Point], device: Device) -> No
 
 
 def exit_code(file: OpsFile) -> int:
-    """1: something is incorrect; 4: nothing was measured."""
+    """130: interrupted; 1: something is incorrect; 4: nothing was measured."""
+    if any(isinstance(row, NotMeasuredRow) and row.reason == INTERRUPTED for row in file.rows):
+        return 130
     if any(isinstance(row, IncorrectRow) for row in file.rows):
         return 1
     return 0 if any(isinstance(row, OkRow) for row in file.rows) else 4

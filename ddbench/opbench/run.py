@@ -21,6 +21,7 @@ from ddbench.opbench.timing import Budget, Rotation, Timing, Watch, rotation, ti
 from ddbench.records import NotMeasured
 
 SEED = 20250101
+INTERRUPTED = "the run was interrupted before"
 SETS_BYTES = 4 << 30  # that copies of a set of inputs may take together
 FAILURES: tuple[type[Exception], ...] = (RuntimeError, ValueError, AssertionError, IndexError, TypeError, MemoryError)
 
@@ -70,6 +71,9 @@ def run_points(
                 found = _rows(point, implementation, reason, prepared, bench)
             except DeviceLost as error:
                 lost = str(error)
+                found = (not_measured(point, implementation, lost),)
+            except KeyboardInterrupt:  # what is measured is kept; the next one, while files are written, ends it
+                lost = INTERRUPTED
                 found = (not_measured(point, implementation, lost),)
             rows += found
             finished(found)

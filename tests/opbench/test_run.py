@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from ddbench.opbench import run
+from ddbench.opbench.command import exit_code
 from ddbench.opbench.records import IncorrectRow, NotMeasuredRow, OkRow, OpRow, Target
-from ddbench.opbench.run import Bench, run_points
+from ddbench.opbench.run import INTERRUPTED, Bench, run_points
 from ddbench.opbench.shapes import BenchOp, Place, Shape
 from ddbench.opbench.table import Point
 from ddbench.opbench.timing import HostWatch
@@ -85,6 +86,15 @@ def test_a_lost_device_ends_all_later_rows(
     rows = ran(make, watch, op, place=Place("cuda", torch.float32))
     assert [row.status for row in rows] == ["not_measured"] * 4
     assert all(row.reason == "the device was lost: RuntimeError: boom" for row in rows)  # type: ignore[union-attr]
+
+
+def test_an_interruption_keeps_what_is_measured(make: SimpleNamespace, watch: HostWatch) -> None:
+    calls = [make.implementation("good", GOOD), make.implementation("stopped", raising(KeyboardInterrupt()))]
+    rows = ran(make, watch, make.op([*calls, make.implementation("later", GOOD)]))
+    measured = [row for row in rows if isinstance(row, OkRow)]
+    assert {(row.implementation, row.shape) for row in measured} == {("good", "small")}
+    assert all(row.reason == INTERRUPTED for row in rows if row not in measured)  # type: ignore[union-attr]
+    assert exit_code(make.file(*rows)) == 130
 
 
 def test_a_set_larger_than_the_cache_has_no_hot_time(make: SimpleNamespace) -> None:
