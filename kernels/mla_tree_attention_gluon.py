@@ -48,16 +48,20 @@ PEAKS_A, WEIGHTS_B, WEIGHTS_A, QUERY, TOTAL_UPPER, TOTAL_LOWER = (gl.constexpr(i
 
 
 @gluon.jit
-def _sees(ancestors_ptr, ancestor_at, node, first_new, num_new, LAYOUT: gl.constexpr, IS_TREE: gl.constexpr):
-    """As in `mla_tree_attention_triton`: which rows of the tile at new token `first_new` each query row sees."""
+def _sees(
+    ancestors_ptr, ancestor_at, node, first_new, num_new, is_there, LAYOUT: gl.constexpr, IS_TREE: gl.constexpr
+):  # fmt: skip
+    """As in `mla_tree_attention_triton`: which rows of the tile at new token `first_new` each query row sees; none, and
+    no word of ancestors is read, where there is no such tile (`first_new` may then lie anywhere)."""
     row = gl.arange(0, 64, layout=gl.SliceLayout(0, LAYOUT))
     new = gl.expand_dims(first_new + row, 0)
     is_new = (new >= 0) & (new < num_new)
     if IS_TREE:
         shifted = first_new + 64
         at = shifted // 64
-        low = gl.load(ancestors_ptr + ancestor_at + (at - 1), mask=ancestor_at * 0 + at > 0, other=0)
-        high = gl.load(ancestors_ptr + ancestor_at + at, mask=ancestor_at * 0 + at * 64 < num_new, other=0)
+        low = gl.load(ancestors_ptr + ancestor_at + (at - 1), mask=(ancestor_at * 0 + at > 0) & is_there, other=0)
+        has_high = (ancestor_at * 0 + at * 64 < num_new) & is_there
+        high = gl.load(ancestors_ptr + ancestor_at + at, mask=has_high, other=0)
         skip = (shifted % 64).to(gl.uint64)
         bits = (low.to(gl.uint64) >> skip) | ((high.to(gl.uint64) << 1) << (63 - skip))
         early, late = gl.expand_dims(bits.to(gl.int32), 1), gl.expand_dims((bits >> 32).to(gl.int32), 1)
@@ -65,7 +69,7 @@ def _sees(ancestors_ptr, ancestor_at, node, first_new, num_new, LAYOUT: gl.const
         sees = is_new & (((gl.where(column < 32, early, late) >> (column % 32)) & 1) != 0)
     else:
         sees = is_new & (new <= gl.expand_dims(node, 1))
-    return (new < 0) | sees
+    return ((new < 0) | sees) & is_there
 
 
 @gluon.jit
@@ -163,7 +167,7 @@ def _consume(
         scores = warpgroup_mma_wait(0, deps=[token])
         start = (first + own) * 64
         if (start + 64 > length) | (own >= count):
-            sees = _sees(ancestors_ptr, ancestor_at, node, start - length, num_new, SCORES, IS_TREE) & (own < count)
+            sees = _sees(ancestors_ptr, ancestor_at, node, start - length, num_new, own < count, SCORES, IS_TREE)
             scores = gl.where(sees, scores, float("-inf"))
         peaks = gl.max(scores, axis=1) * scale_log2
         limit_a = length + num_new - (first + 2 * pair) * 64
