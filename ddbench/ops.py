@@ -19,6 +19,7 @@ import torch
 from ddbench.errors import UserError, did_you_mean
 from ddbench.kernels import absorbed_query as absorbed_query_kernels
 from ddbench.kernels import accept_walk as accept_walk_kernels
+from ddbench.kernels import advance as advance_kernels
 from ddbench.kernels import commit_kv as commit_kv_kernels
 from ddbench.kernels import draft_topk as draft_topk_kernels
 from ddbench.kernels import int4 as int4_kernels
@@ -37,6 +38,7 @@ from ddbench.kernels import tree_compile as tree_compile_kernels
 from ddbench.reference import (
     absorbed_query,
     accept_walk,
+    advance,
     commit_kv,
     draft_topk,
     int4,
@@ -275,6 +277,7 @@ OPS: Mapping[str, Op] = {
             {"torch": accept_walk_kernels.accept_walk, "triton": TritonLauncher("accept_walk")},
             integer_outputs=True,
         ),
+        _op(advance, {"torch": advance_kernels.advance, "triton": TritonLauncher("advance")}, tolerance=1e-6),
         _op(
             commit_kv,
             {"torch": commit_kv_kernels.commit_kv, "triton": TritonLauncher("commit_kv")},

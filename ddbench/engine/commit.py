@@ -9,14 +9,19 @@ from __future__ import annotations
 import torch
 
 from ddbench.engine.batch import Batch
-from ddbench.engine.types import Accepted, CommittedRows
+from ddbench.engine.types import Accepted, CommittedRows, DraftTree
 from ddbench.models.kernel_set import KernelSet
 
 
 def commit(
-    batch: Batch, accepted: Accepted, features: torch.Tensor, moves_rows: bool, kernels: KernelSet
-) -> CommittedRows:
-    """Commit one round; -> the features of the kept rows (root first) and where they belong.
+    batch: Batch,
+    tree: DraftTree,
+    accepted: Accepted,
+    features: torch.Tensor,
+    moves_rows: bool,
+    kernels: KernelSet,
+) -> tuple[CommittedRows, torch.Tensor]:
+    """Commit one round; -> the features of the kept rows (root first) and where they belong, and the round's report.
 
     `features` [B, N, K*M]. The kept rows are the root and the accepted nodes whose tokens survived the cut:
     `num_emitted` rows in all, because the last emitted token becomes the anchor and has no row yet.
@@ -26,17 +31,27 @@ def commit(
         kernels.commit_rows(batch.caches.target, batch.lengths, accepted.path, accepted.num_emitted)
         index = accepted.path.clamp(min=0)[..., None].expand(-1, -1, features.shape[-1])  # [B, P, K*M]
         features = features.gather(1, index)
-    width = accepted.path.shape[1]
-    positions = batch.lengths[:, None] + torch.arange(width, device=batch.device)  # [B, P]
-    append(batch, accepted, positions)
-    return CommittedRows(features, positions, accepted.num_emitted, batch.context_bound + width)
+    report, positions = advance(batch, tree, accepted, kernels)
+    bound = batch.context_bound + accepted.path.shape[1]
+    return CommittedRows(features, positions, accepted.num_emitted, bound), report
 
 
-def append(batch: Batch, accepted: Accepted, positions: torch.Tensor) -> None:
-    """Write the emitted tokens behind the anchor, whose `positions` [B, P] start with its own; move the anchor."""
-    batch.tokens.scatter_(1, positions + 1, accepted.tokens)  # beyond the new anchor anything may stand
-    batch.lengths += accepted.num_emitted
-    batch.remaining -= accepted.num_emitted
-    batch.remaining.masked_fill_(accepted.finished, 0)  # an idle row: later rounds leave it alone
-    last = accepted.tokens.gather(1, (accepted.num_emitted[:, None] - 1).clamp_(min=0))[:, 0]
-    batch.anchors.copy_(last.where(accepted.num_emitted > 0, batch.anchors))
+def advance(
+    batch: Batch, tree: DraftTree | None, accepted: Accepted, kernels: KernelSet
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Write the emitted tokens behind the anchors and move those. No tree: an autoregressive step.
+
+    -> the report for the host (see outcome.py) [B, 2P+4], and positions [B, P] from the old anchors on.
+    """
+    return kernels.advance(
+        accepted.path,
+        accepted.num_accepted,
+        accepted.tokens,
+        accepted.num_emitted,
+        accepted.finished,
+        None if tree is None else (tree.num_nodes, tree.scores),
+        batch.tokens,
+        batch.lengths,
+        batch.remaining,
+        batch.anchors,
+    )

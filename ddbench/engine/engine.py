@@ -107,6 +107,7 @@ class Engine:
         batch, wanted = self._storage, self._sizes(requests)
         if batch is None or capacity > batch.capacity or any(w > k for w, k in zip(wanted, batch.sizes, strict=True)):
             batch = self._storage = None  # let go of the old one first
+            self.parts.executor.release()
             batch = self._storage = self.new_batch(requests, capacity)
         batch.reset()
         self._in_flight.clear()

@@ -28,7 +28,7 @@ class Report(Protocol):
     """A round's report on its way to the host."""
 
     def rows(self) -> list[list[float]]:
-        """The numbers of `outcome.pack`, by batch row; waits until they are there."""
+        """The numbers that `outcome.unpack` understands, by batch row; waits until they are there."""
 
     def replayed_ns(self) -> int | None:
         """How long the round's graphs ran on the device, once the rows are there; None: there were none."""
@@ -77,6 +77,9 @@ class Executor(Part):
         times_stages: bool,
     ) -> None:
         """Rounds on this storage are to come, with contexts of `shortest` rows and more, and these sources of draws."""
+
+    def release(self) -> None:
+        """Let go of the storage prepared for: another takes its place."""
 
     def __call__(self, round_: Round, batch: Batch, probe: Probe) -> Report:
         """Launch one round or step for the active rows."""
@@ -131,9 +134,8 @@ class GraphExecutor(Executor):
     ) -> None:
         """Record every batch size with every context bound that the storage can come to hold."""
         if batch is not self._storage:
+            self.release()
             self._storage = batch
-            self._recordings.clear()
-            self._reports.clear()
             self._pool = torch.cuda.graph_pool_handle()
         variants = (False, True) if times_stages and not self.by_stage else (False,)
         sizes = range(1, batch.capacity + 1)
@@ -141,6 +143,11 @@ class GraphExecutor(Executor):
         for key in itertools.starmap(_Key, itertools.product(sizes, bounds, variants)):
             if key not in self._recordings:
                 self._record(round_, batch, generators, key)
+
+    def release(self) -> None:
+        self._storage = self._pool = None
+        self._recordings.clear()
+        self._reports.clear()
 
     def _record(self, round_: Round, batch: Batch, generators: Sequence[torch.Generator], key: _Key) -> None:
         view = batch.view(key.batch_size, key.context_bound)

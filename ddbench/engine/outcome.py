@@ -1,26 +1,14 @@
-"""What the host learns from a round: packed on the device, so that one copy brings it.
+"""What the host learns from a round: one row per request, packed by `kernels/advance.py`, brought by one copy.
 
 Letters: B batch rows, P = draft horizon + 1.
 """
 
 from __future__ import annotations
 
-import torch
-
-from ddbench.engine.types import Accepted, DraftTree, RoundOutcome
+from ddbench.engine.types import RoundOutcome
 from ddbench.errors import DdbenchError
 
 _NUM_SCALARS = 4  # columns besides path and tokens
-
-
-def pack(tree: DraftTree | None, accepted: Accepted) -> torch.Tensor:
-    """-> [B, 2P + 4] float64, which holds every token id exactly. No tree: an autoregressive step."""
-    if tree is None:
-        num_nodes, expected = accepted.num_accepted, accepted.num_emitted
-    else:
-        num_nodes, expected = tree.num_nodes, tree.scores.exp().sum(dim=1)  # unused slots: exp(-inf) = 0; the root: 1
-    scalars = torch.stack([accepted.num_accepted, accepted.num_emitted, num_nodes, expected.double()], dim=1)
-    return torch.cat([accepted.path, accepted.tokens, scalars], dim=1)
 
 
 def unpack(rows: list[list[float]], request_ids: tuple[int, ...], verify_width: int) -> RoundOutcome:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from ddbench.engine import outcome
 from ddbench.engine.batch import Batch
-from ddbench.engine.commit import append, commit
+from ddbench.engine.commit import advance, commit
 from ddbench.engine.launch import Launch
 from ddbench.engine.parts import Parts, SpeculativeParts
 from ddbench.engine.stages import Stage
@@ -30,8 +29,7 @@ def run_round(models: Models, parts: SpeculativeParts, batch: Batch, launch: Lau
     with launch.stage(Stage.ACCEPT):
         accepted = parts.sampling(tree, out.logits, batch)  # path and tokens [B, P]
     with launch.stage(Stage.COMMIT):
-        rows = commit(batch, accepted, out.features, parts.tree_compile.moves_rows, parts.kernels)
-        report = outcome.pack(tree, accepted)
+        rows, report = commit(batch, tree, accepted, out.features, parts.tree_compile.moves_rows, parts.kernels)
     if parts.materialize is not None:
         with launch.stage(Stage.MATERIALIZE):
             parts.materialize(rows, batch.caches)
@@ -47,6 +45,5 @@ def run_step(models: Models, parts: Parts, batch: Batch, launch: Launch) -> torc
     with launch.stage(Stage.ACCEPT):
         accepted = parts.sampling.step(out.logits, batch)
     with launch.stage(Stage.COMMIT):
-        append(batch, accepted, positions)
-        report = outcome.pack(None, accepted)
+        report, _ = advance(batch, None, accepted, parts.kernels)
     return report

@@ -17,6 +17,7 @@ from torch import nn
 from ddbench.kernels import (
     absorbed_query,
     accept_walk,
+    advance,
     commit_kv,
     draft_topk,
     materialize_kv,
@@ -57,6 +58,7 @@ class KernelSet:
     tree_compile_bits: Op  # the same with the mask in bits, [B, N, W] int32, W even; for attention that reads them
     accept: Op  # accept_walk's arguments, with stop_ids and remaining before the horizon; -> its results, cut, finished
     commit_rows: Op  # (caches, lengths, path, num_emitted), the root counted
+    advance: Op
     materialize: Op
 
 
@@ -163,6 +165,7 @@ TORCH = KernelSet(
     tree_compile_bits=_no_bits,
     accept=_accept,
     commit_rows=_commit_rows,
+    advance=advance.advance,
     materialize=materialize_kv.materialize_fused,
 )
 
@@ -172,6 +175,7 @@ def triton_set() -> KernelSet:
     from ddbench.kernels import (
         absorbed_query_triton,
         accept_walk_triton,
+        advance_triton,
         commit_kv_triton,
         draft_topk_triton,
         latent_rows_triton,
@@ -215,6 +219,7 @@ def triton_set() -> KernelSet:
         greedy=accept_walk_triton.greedy_posterior_triton,
         accept=accept_walk_triton.accept_and_cut_triton,
         commit_rows=commit,
+        advance=advance_triton.advance_triton,
         materialize=materialize_kv_triton.materialize_kv_triton,
     )
 

@@ -7,11 +7,13 @@ import torch
 
 from ddbench.engine.batch import Batch, Running
 from ddbench.engine.commit import commit
-from ddbench.engine.types import Accepted, Request
+from ddbench.engine.types import Accepted, DraftTree, Request
 from ddbench.models.kernel_set import TORCH
 
 LENGTHS = (3, 6, 1)
 WIDTH = 5  # P
+NODES = torch.zeros(3, 13, dtype=torch.int64)  # what only the report reads of a tree
+TREE = DraftTree(NODES, NODES, NODES, NODES.float(), NODES[:, 0])
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def test_scattered_rows_tokens_and_features_move_into_path_order(batch):
     accepted = accepted_of([[0, 3, 7], [0], [0, 1, 2, 8, 9]], [[11, 12, 13], [21], [31, 32, 33, 34, 35]], [3, 1, 5])
     features = torch.arange(3 * 13).float().view(3, 13, 1).expand(-1, -1, 4)  # node i of request b: 13 b + i
     before = [cache.clone() for cache in batch.caches.target]
-    rows = commit(batch, accepted, features, moves_rows=True, kernels=TORCH)
+    rows, _ = commit(batch, TREE, accepted, features, moves_rows=True, kernels=TORCH)
     moved = {0: [3, 6, 10], 1: [6], 2: [1, 2, 3, 9, 10]}  # old row of each kept row
     for cache, old in zip(batch.caches.target, before, strict=True):
         for row, (length, kept) in enumerate(zip(LENGTHS, moved.values(), strict=True)):
@@ -70,7 +72,7 @@ def test_a_cut_path_keeps_one_row_per_emitted_token(batch):
     """H82: the last emitted token is the anchor and has no row; what was accepted behind the cut is gone."""
     accepted = accepted_of([[0, 3, 7, 8], [0, 2], [0, 1]], [[11, 12, 13, 14], [21, 22], [31, 32]], [2, 1, 2])
     old = batch.caches.target[0].clone()
-    rows = commit(batch, accepted, torch.zeros(3, 13, 4), moves_rows=True, kernels=TORCH)
+    rows, _ = commit(batch, TREE, accepted, torch.zeros(3, 13, 4), moves_rows=True, kernels=TORCH)
     assert batch.lengths.tolist() == [5, 7, 3]
     assert batch.anchors.tolist() == [12, 21, 32]
     assert rows.num_rows.tolist() == [2, 1, 2]
@@ -87,7 +89,7 @@ def test_an_identity_path_moves_nothing_with_or_without_a_move(batch):
     state = [batch.lengths.clone(), batch.anchors.clone(), batch.remaining.clone(), batch.tokens.clone()]
     results = []
     for moves_rows in (True, False):
-        rows = commit(batch, accepted, features, moves_rows, TORCH)
+        rows, _ = commit(batch, TREE, accepted, features, moves_rows, TORCH)
         assert all(torch.equal(a, b) for a, b in zip(batch.caches.target, before, strict=True))
         results.append([batch.lengths.clone(), batch.anchors.clone(), batch.tokens.clone(), rows.positions])
         for row, count in enumerate((3, 1, 2)):

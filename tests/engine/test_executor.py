@@ -6,6 +6,8 @@ real one would. What real graphs do is for a GPU to show.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -141,6 +143,24 @@ def test_runs_that_fit_record_nothing_and_larger_ones_all_of_it_anew(gqa_models,
     assert {id(one.view.cache) for one in recorded[number:]} == {id(engine.reserve(requests, 4).cache)}
     assert {size for size, _ in keys_of(recorded[number:])} == {1, 2, 3, 4}
     assert engine.parts.executor.counters()["eager_rounds"] == 0
+
+
+def test_storage_that_is_too_small_is_gone_before_the_larger_one_is_made(gqa_models, graphed, make_requests, recorded):
+    """Recordings hold views of it: kept until the next are made, two caches would stand in memory at once."""
+    requests = make_requests(4)
+    engine = graphed(gqa_models)
+    old = weakref.ref(engine.reserve(requests, 2).cache)
+    make, found = engine.new_batch, []
+
+    def new_batch(*arguments):
+        recorded.clear()
+        gc.collect()
+        found.append(old())
+        return make(*arguments)
+
+    engine.new_batch = new_batch
+    engine.run(requests, 4)
+    assert found == [None]
 
 
 @pytest.mark.parametrize(("kind", "variants"), [(RoundGraphExecutor, {False, True}), (StageGraphsExecutor, {False})])
