@@ -73,7 +73,7 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), "bench-ops", "train"])
+        return sorted([*super().list_commands(ctx), "bench-ops", "doctor", "scrub", "train"])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name == "train":
@@ -84,6 +84,14 @@ class Commands(click.Group):
             from ddbench.opbench.cli import bench_ops_command
 
             return bench_ops_command
+        if cmd_name == "doctor":
+            from ddbench.doctor.cli import doctor_command
+
+            return doctor_command
+        if cmd_name == "scrub":
+            from ddbench.scrub.cli import scrub_command
+
+            return scrub_command
         return super().get_command(ctx, cmd_name)
 
 

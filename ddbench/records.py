@@ -150,7 +150,7 @@ class StepRecord(Record):
     pass_name: Pass
     pass_index: int = 0
     step: int
-    batch_size: int
+    batch_size: int  # requests that took part; a row that stopped before, unread as yet, does not
     verify_width: int  # tokens per request in the target forward, padding included
     start_ns: int
     end_ns: int

@@ -20,6 +20,15 @@ instead of three 139; two tiles of room do as well as four. Down: 82 us with fou
 item's two tiles, 65 with one (0.77); in `tl` 157 and 66. Without products the same copies take 64. With four warps in
 both, all launches: 1 token 17 us, 8 on 7.4 experts 73 (0.58), 33 on 26 experts 214 (0.70), 64 on 36 289 (0.72).
 
+Where few experts are in use, what counts is not the rate of many programs but how much one asks for at a time: an
+expert has 128 items of gate and up, one per multiprocessor, and a tile ahead is 16 KB of the 26 that 0.8 us of latency
+at 4.3 TB/s need in flight there. So the plans of `FEW` look further ahead, which also shortens the last round of items
+(the only one of three experts or fewer). With stages for a whole item of down, its weights are on the way while gate
+and up end. Not yet measured; predicted: 5 us less for a token, 2 for eight. Items of 16 rows would ask for no more at a
+time, and an expert's items cover 97 % of the multiprocessors as they are. Down products may also be cut along their
+columns (`parts` of the scratch, added in order by the combining launch): twice the items, and twice the sums to write
+and read. Every sum then has another order, so it is one number for all calls, and no plan.
+
 Letters: T tokens, M hidden, k chosen per token, I expert width.
 """
 
@@ -44,8 +53,20 @@ class Plan(NamedTuple):
     residents: int
 
 
-GATE_UP = Plan(warps=4, stages=2, residents=3)
-DOWN = Plan(warps=1, stages=3, residents=14)
+class Plans(NamedTuple):
+    """Of both products. A sum's order depends on the warps: they are the same in all plans, or company would count."""
+
+    gate_up: Plan
+    down: Plan
+
+
+_DEEP = Plan(warps=4, stages=4, residents=3)
+FEW = (  # up to so many tokens, for the first that has room
+    (2, Plans(gate_up=_DEEP, down=Plan(warps=1, stages=9, residents=5))),
+    (4, Plans(gate_up=_DEEP, down=Plan(warps=1, stages=5, residents=9))),
+    (8, Plans(gate_up=_DEEP, down=Plan(warps=1, stages=3, residents=14))),
+)
+MANY = Plans(gate_up=Plan(warps=4, stages=2, residents=3), down=Plan(warps=1, stages=3, residents=14))
 ROWS = gl.constexpr(32)  # of weights, of an item
 
 
@@ -114,17 +135,21 @@ def _block_of(item, blocks_ptr, ITEMS: gl.constexpr):
 
 
 @gluon.jit
-def _first_row(place, expert, ALL_ROWS: gl.constexpr, IS_DOWN: gl.constexpr):
-    return expert.to(gl.int64) * ALL_ROWS + place * (ROWS if IS_DOWN else ROWS // 2)
+def _first_word(place, expert, K: gl.constexpr, ALL_ROWS: gl.constexpr, IS_DOWN: gl.constexpr, PARTS: gl.constexpr):
+    row = expert.to(gl.int64) * ALL_ROWS + place // PARTS * (ROWS if IS_DOWN else ROWS // 2)
+    return row * K + place % PARTS * (K // PARTS)
 
 
 @gluon.jit
-def _token_rows(order_ptr, first, count, COLUMNS: gl.constexpr, DIVISOR: gl.constexpr, WARPS: gl.constexpr):
-    """Where the tokens of a block begin, in pairs of columns; where there is none, the last one again."""
+def _token_rows(
+    order_ptr, first, count, place, COLUMNS: gl.constexpr, DIVISOR: gl.constexpr, PARTS: gl.constexpr,
+    WARPS: gl.constexpr,
+):  # fmt: skip
+    """Where an item's part of its tokens begins, in pairs of columns; where there is none, the last one again."""
     PAIRS: gl.constexpr = _pairs_layout(WARPS)
     t = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, gl.SliceLayout(4, PAIRS)))))
     slot = gl.load(order_ptr + first + gl.minimum(t, count - 1))
-    return (slot // DIVISOR * (COLUMNS // 2))[None, :, None, None, None]
+    return (slot // DIVISOR * (COLUMNS // 2) + place % PARTS * (COLUMNS // 2 // PARTS))[None, :, None, None, None]
 
 
 @gluon.jit
@@ -171,15 +196,17 @@ def _step(low, high, x, tile, scales, offsets, half: gl.constexpr, WARPS: gl.con
 
 @gluon.jit
 def _put(
-    out_ptr, slot, has_token, low, high, place, ALL_ROWS: gl.constexpr, IS_DOWN: gl.constexpr, WARPS: gl.constexpr
-):
+    out_ptr, slot, has_token, low, high, place, ALL_ROWS: gl.constexpr, IS_DOWN: gl.constexpr, PARTS: gl.constexpr,
+    WARPS: gl.constexpr,
+):  # fmt: skip
     """Store an item's sums: element (g, 2h + e, t) is row 8h + g of its 16, token 2t + e."""
     SUMS: gl.constexpr = gl.SliceLayout(0, _step_layout(WARPS))
     c = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(2, SUMS)))[None, :, None]
     g = gl.arange(0, 8, layout=gl.SliceLayout(1, gl.SliceLayout(2, SUMS)))[:, None, None]
     mask = has_token & (g >= 0)
     if IS_DOWN:
-        at = out_ptr + slot.to(gl.int64) * ALL_ROWS + (place * ROWS + 8 * (c // 2) + g)
+        row = place // PARTS * ROWS + 8 * (c // 2) + g
+        at = out_ptr + slot.to(gl.int64) * (PARTS * ALL_ROWS) + (place % PARTS * ALL_ROWS + row)
         gl.store(at, low, mask=mask)
         gl.store(at + 16, high, mask=mask)
     else:
@@ -196,11 +223,12 @@ def _product_kernel(
     s_ptr,  # [E, 2I, M/32] bf16; down: [E, M, I/32]
     order_ptr,
     blocks_ptr,
-    out_ptr,  # [T*k, I] bf16: SwiGLU of both sums; down: [T*k, M] fp32
+    out_ptr,  # [T*k, I] bf16: SwiGLU of both sums; down: [T*k, PARTS, M] fp32
     TOP_K: gl.constexpr,  # down: 1, its rows are slots
     COLUMNS: gl.constexpr,
     ALL_ROWS: gl.constexpr,  # of an expert
     IS_DOWN: gl.constexpr,
+    PARTS: gl.constexpr,  # that the columns are cut into, each an item of its own; gate and up: 1
     STAGES: gl.constexpr,
     WARPS: gl.constexpr,
 ):
@@ -211,9 +239,11 @@ def _product_kernel(
     SCALES: gl.constexpr = 8 * WARPS
     K: gl.constexpr = COLUMNS // 8
     GROUPS: gl.constexpr = COLUMNS // 32
-    TILES: gl.constexpr = K // WORDS
-    ITEMS: gl.constexpr = ALL_ROWS // ROWS
+    TILES: gl.constexpr = K // WORDS // PARTS
+    ITEMS: gl.constexpr = ALL_ROWS // ROWS * PARTS
     gl.static_assert(STAGES <= TILES + 1)
+    gl.static_assert(TILES * WORDS * PARTS == K)
+    gl.static_assert(IS_DOWN or PARTS == 1)
     w_tiles = gl.allocate_shared_memory(
         gl.int32, [STAGES, 2 * WARPS, ROWS, 16], gl.SwizzledSharedLayout(4, 2, 4, [2, 1, 0])
     )
@@ -227,8 +257,8 @@ def _product_kernel(
         w_row = w_row // 16 * (ALL_ROWS // 2) + w_row % 16
         s_row = s_row // 16 * (ALL_ROWS // 2) + s_row % 16
     chunk = gl.arange(0, 2 * WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, COPY_WORDS)))[:, None, None]
-    word = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(1, COPY_WORDS)))[None, None, :]
-    w_in = w_row[None, :, None] * K + (chunk * 16 + word)
+    in_chunk = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(1, COPY_WORDS)))[None, None, :]
+    w_in = w_row[None, :, None] * K + (chunk * 16 + in_chunk)
     s_in = s_row[:, None] * GROUPS + gl.arange(0, SCALES, layout=gl.SliceLayout(0, COPY_SCALES))[None, :]
     x_in = gl.set_auto_layout(
         gl.arange(0, WARPS)[:, None, None, None, None] * 64
@@ -255,11 +285,11 @@ def _product_kernel(
         last = num_items - 1  # stands for items that there are not
         following = gl.minimum(pid + step, last)
         next_place, next_expert, next_first, next_count = _block_of(following, blocks_ptr, ITEMS)
-        row = _first_row(place, expert, ALL_ROWS, IS_DOWN)
+        word = _first_word(place, expert, K, ALL_ROWS, IS_DOWN, PARTS)
         for j in gl.static_range(STAGES - 1):
-            w_from, s_from = w_ptr + (row * K + j * WORDS) + w_in, s_ptr + (row * GROUPS + j * SCALES) + s_in
+            w_from, s_from = w_ptr + (word + j * WORDS) + w_in, s_ptr + ((word >> 2) + j * SCALES) + s_in
             _ask(w_tiles, s_tiles, j, w_from, s_from, True)
-        x_row = _token_rows(order_ptr, first, count, COLUMNS, TOP_K, WARPS)
+        x_row = _token_rows(order_ptr, first, count, place, COLUMNS, TOP_K, PARTS, WARPS)
         if IS_DOWN:
             gdc_wait()
             gdc_launch_dependents()
@@ -268,8 +298,8 @@ def _product_kernel(
         stage = 0
         for item in range(pid, num_items, step):
             has_next = item + step < num_items
-            next_row = _first_row(next_place, next_expert, ALL_ROWS, IS_DOWN)
-            next_x_row = _token_rows(order_ptr, next_first, next_count, COLUMNS, TOP_K, WARPS)
+            next_word = _first_word(next_place, next_expert, K, ALL_ROWS, IS_DOWN, PARTS)
+            next_x_row = _token_rows(order_ptr, next_first, next_count, next_place, COLUMNS, TOP_K, PARTS, WARPS)
             later = _block_of(gl.minimum(item + 2 * step, last), blocks_ptr, ITEMS)
             out_slot = gl.load(order_ptr + first + out_token, mask=out_token < count, other=0)
             low = gl.full([WARPS, 8, 4, 4], 0.0, gl.float32, STEP)
@@ -277,10 +307,10 @@ def _product_kernel(
             for i in range(TILES):
                 async_copy.wait_group(STAGES - 2)
                 is_mine = i + STAGES - 1 < TILES
-                from_row = gl.where(is_mine, row, next_row)
+                from_word = gl.where(is_mine, word, next_word)
                 from_tile = gl.where(is_mine, i + STAGES - 1, i + STAGES - 1 - TILES)
-                w_from = w_ptr + (from_row * K + from_tile * WORDS) + w_in
-                s_from = s_ptr + (from_row * GROUPS + from_tile * SCALES) + s_in
+                w_from = w_ptr + (from_word + from_tile * WORDS) + w_in
+                s_from = s_ptr + ((from_word >> 2) + from_tile * SCALES) + s_in
                 before = gl.where(stage == 0, STAGES - 1, stage - 1)
                 _ask(w_tiles, s_tiles, before, w_from, s_from, is_mine | has_next)
                 tile, scales = w_tiles.index(stage), s_tiles.index(stage)
@@ -293,11 +323,23 @@ def _product_kernel(
                 y = gl.load(x_from + 64 * WARPS)
                 stage = gl.where(stage == STAGES - 1, 0, stage + 1)
             low, high = gl.sum(low, 0), gl.sum(high, 0)
-            _put(out_ptr, out_slot, out_token < count, low, high, place, ALL_ROWS, IS_DOWN, WARPS)
-            row, x_row, place, first, count = next_row, next_x_row, next_place, next_first, next_count
+            _put(out_ptr, out_slot, out_token < count, low, high, place, ALL_ROWS, IS_DOWN, PARTS, WARPS)
+            word, x_row, place, first, count = next_word, next_x_row, next_place, next_first, next_count
             next_place, next_expert, next_first, next_count = later
     elif IS_DOWN:
         gdc_wait()
+
+
+def plans_of(num_tokens: int) -> Plans:
+    return next((plans for most_tokens, plans in FEW if num_tokens <= most_tokens), MANY)
+
+
+def _launch(plan: Plan, num_sms: int, most: int, *tensors: torch.Tensor, **sizes: int) -> None:
+    items = most * (sizes["ALL_ROWS"] // ROWS.value) * sizes["PARTS"]
+    stages = min(plan.stages, sizes["COLUMNS"] // (256 * plan.warps * sizes["PARTS"]) + 1)
+    _product_kernel[(min(num_sms * plan.residents, items),)](
+        *tensors, **sizes, STAGES=stages, WARPS=plan.warps, num_warps=plan.warps, launch_pdl=True
+    )
 
 
 def suits(dtype: torch.dtype, group: int, hidden: int, width: int) -> bool:
@@ -313,20 +355,21 @@ def multiply(
     order: torch.Tensor,
     blocks: torch.Tensor,
     hidden: torch.Tensor,  # [T*k, I] bf16 out, likewise
-    by_slot: torch.Tensor,  # [T*k, M] fp32 out
+    by_slot: torch.Tensor,  # [T*k, parts, M] fp32 out; a part is of the columns of hidden, and they are to be added
     top_k: int,
     most: int,  # blocks of at most 8 slots
 ) -> None:
     """Both products of every block, as two launches."""
     num_sms = torch.cuda.get_device_properties(tokens.device).multi_processor_count
-    columns, width = tokens.shape[1], hidden.shape[1]
-    _product_kernel[(min(num_sms * GATE_UP.residents, most * (2 * width // ROWS.value)),)](
-        tokens, gate_up, gate_up_scales, order, blocks, hidden, TOP_K=top_k, COLUMNS=columns, ALL_ROWS=2 * width,
-        IS_DOWN=False, STAGES=GATE_UP.stages, WARPS=GATE_UP.warps, num_warps=GATE_UP.warps, launch_pdl=True,
+    (num_tokens, columns), width, parts = tokens.shape, hidden.shape[1], by_slot.shape[1]
+    plans = plans_of(num_tokens)
+    _launch(
+        plans.gate_up, num_sms, most, tokens, gate_up, gate_up_scales, order, blocks, hidden,
+        TOP_K=top_k, COLUMNS=columns, ALL_ROWS=2 * width, IS_DOWN=False, PARTS=1,
     )  # fmt: skip
-    _product_kernel[(min(num_sms * DOWN.residents, most * (columns // ROWS.value)),)](
-        hidden, down, down_scales, order, blocks, by_slot, TOP_K=1, COLUMNS=width, ALL_ROWS=columns,
-        IS_DOWN=True, STAGES=DOWN.stages, WARPS=DOWN.warps, num_warps=DOWN.warps, launch_pdl=True,
+    _launch(
+        plans.down, num_sms, most, hidden, down, down_scales, order, blocks, by_slot,
+        TOP_K=1, COLUMNS=width, ALL_ROWS=columns, IS_DOWN=True, PARTS=parts,
     )  # fmt: skip
 
 
@@ -337,14 +380,22 @@ AOT = tuple(
         "name": name,
         "kernel": _product_kernel,
         "signature": _POINTERS | {"out_ptr": out},
-        "constexprs": {"TOP_K": top_k, "COLUMNS": columns, "ALL_ROWS": rows, "IS_DOWN": is_down}
+        "constexprs": {"TOP_K": top_k, "COLUMNS": columns, "ALL_ROWS": rows, "IS_DOWN": is_down, "PARTS": parts}
         | {"STAGES": plan.stages, "WARPS": plan.warps},
         "divisible_by_16": (*_POINTERS, "out_ptr"),
         "num_warps": plan.warps,
         "num_stages": 1,
+        "residents": plan.residents,
     }
-    for name, out, top_k, columns, rows, is_down, plan in (
-        ("gate_up", "*bf16", 8, 7168, 4096, False, GATE_UP),
-        ("down", "*fp32", 1, 2048, 7168, True, DOWN),
+    for name, plan, parts in (
+        ("gate_up", MANY.gate_up, 1),
+        ("gate_up_few", _DEEP, 1),
+        ("down", MANY.down, 1),
+        ("down_t2", FEW[0][1].down, 1),
+        ("down_t4", FEW[1][1].down, 1),
+        ("down_parts", MANY.down, 2),
+    )
+    for out, top_k, columns, rows, is_down in (
+        ("*fp32", 1, 2048, 7168, True) if name.startswith("down") else ("*bf16", 8, 7168, 4096, False),
     )
 )

@@ -10,8 +10,8 @@ one launch for all but the combining: launches are what costs where a layer's ex
 its expert's slots itself. On Hopper a launch begins while the one before ends.
 
 Letters: T tokens, M hidden, E experts held here, k chosen per token, I expert width. A slot is a (token, choice) pair,
-a block at most BLOCK_T slots of one expert. Programs without a block return at once (a loop over blocks would cost 40
-to 90 registers). Experts held here are `first_expert ..`; slots of others, or of id -1, are skipped.
+a block at most BLOCK_T slots of one expert. Programs without a block return at once (a loop would cost 40 registers).
+Experts held here are `first_expert ..`; slots of others, or of id -1, are skipped.
 
 INT4 in `tl`: the weights are operand A of the matrix product and never leave registers after unpacking
 (int4_triton.py). Nibble j of word i is column 8i + j, so nibble j of all words of a tile is a tile of its own,
@@ -19,9 +19,8 @@ multiplied with columns j, 8+j, .. of the tokens: hence their order [8, M/8]. 2.
 
 Floor, Kimi-K2.6 on one of 8 ranks (E 48 of 384, k 8, M 7168, I 2048): 24.8 MB per expert in use, 5.8 us at 4.3 TB/s;
 1 token 1 expert, 8 tokens 7.4 experts 43 us, 64 tokens 35 experts 0.88 GB 200 us. Flops 88 M per slot: nothing.
-Measured on an H200 (in a CUDA graph, other experts every time), in `tl` alone: 8 tokens 90 us (0.47 of the read rate),
-33 tokens on 26 experts 230 (0.65), of which gate and up 157, down 66, routing and combining 3 each; 1 token 26.
-nano-k2's float experts (16 of 147 KB): 4.4 us for a token, 4.9 for 33.
+Measured on an H200 in a CUDA graph, in `tl` alone: 8 tokens 90 us (0.47 of the read rate), 33 tokens on 26 experts 230
+(0.65), routing and combining 3 each; 1 token 26. nano-k2's float experts (16 of 147 KB): 4.4 us for 1, 4.9 for 33.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Workspace(NamedTuple):
     blocks: torch.Tensor  # [1 + 3*max_blocks] int32: how many blocks; expert, first, count of each
     tokens: torch.Tensor  # [T, M] x.dtype, columns reordered, INT4 only; else empty
     hidden: torch.Tensor  # [T*k, I] x.dtype, INT4: columns reordered
-    by_slot: torch.Tensor  # [parts, T*k, M] fp32
+    by_slot: torch.Tensor  # [T*k, parts of I, M] fp32, to be added; more than one: small experts, and moe_experts_gluon
 
 
 # By product and kind of operands: int4 weights with bf16 or fp32 tokens, or both of one float type. Products of fp32
@@ -65,8 +64,7 @@ TILES = {
     **{(product, "int4_fp32"): Tile(32, 32, 4, 2) for product in ("gate_up", "down")},
     **{(product, "fp32"): Tile(32, 4, 4, 3) for product in ("gate_up", "down")},
 }
-SLOTS_AT_ONCE = 512  # of the routing programs
-WORDS_AT_ONCE = 128  # of the permuting programs
+SLOTS_AT_ONCE, WORDS_AT_ONCE = 512, 128  # of the routing programs, of the permuting ones
 COLUMNS_AT_ONCE = 1024  # of the combining programs
 MAX_SMALL = 256  # hidden columns and width of small experts
 SMALL_ROWS, SMALL_SLOTS = 32, 256  # that one of their programs takes
@@ -103,6 +101,23 @@ def _load_block(block, blocks_ptr, order_ptr, BLOCK_T: tl.constexpr):
     return tl.load(blocks_ptr + 3 * block + 1).to(tl.int64), slot.to(tl.int64), has_token
 
 
+@triton.jit
+def _slots_at(start, ids_ptr, num_slots, first_expert, num_experts, BINS: tl.constexpr, SLOTS: tl.constexpr):
+    """-> slots, their experts among those held here, or the last bin (int32)."""
+    slot = start + tl.arange(0, SLOTS)
+    expert = tl.load(ids_ptr + slot, mask=slot < num_slots, other=-1) - first_expert
+    is_here = (slot < num_slots) & (expert >= 0) & (expert < num_experts)
+    return slot, tl.where(is_here, expert, BINS - 1).to(tl.int32)
+
+
+@triton.jit
+def _append(order_ptr, position, slot, is_mine):
+    """Write the slots that are mine from `position` on; -> where the next one goes."""
+    one = is_mine.to(tl.int32)
+    tl.store(order_ptr + position + tl.cumsum(one, 0) - one, slot, mask=is_mine)
+    return position + tl.sum(one, 0)
+
+
 @triton.jit(do_not_specialize=["num_slots", "first_expert", "num_experts", "num_words"])
 def _route_kernel(
     ids_ptr,  # [T*k] int64
@@ -110,12 +125,9 @@ def _route_kernel(
     order_ptr,  # [T*k] int32 out
     blocks_ptr,  # [1 + 3*max_blocks] int32 out
     tokens_ptr,  # [T, M] out
-    num_slots,
-    first_expert,
-    num_experts,  # held here
+    num_slots, first_expert, num_experts,  # held here
     num_words,  # T * M/8, or 0: nothing to permute
-    ROW_WORDS: tl.constexpr,  # M/8
-    BINS: tl.constexpr,  # a power of two > num_experts
+    ROW_WORDS: tl.constexpr, BINS: tl.constexpr,  # M/8; a power of two > num_experts
     BLOCK_T: tl.constexpr, SLOTS: tl.constexpr, WORDS: tl.constexpr,
     IS_PAIRED: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -136,32 +148,27 @@ def _route_kernel(
             target += j[None, :] * ROW_WORDS
         tl.store(tokens_ptr + target, value, mask=mask)
     else:
-        counts = tl.zeros((BINS,), tl.int32)
-        for start in range(0, num_slots, SLOTS):
-            slot = start + tl.arange(0, SLOTS)
-            expert = tl.load(ids_ptr + slot, mask=slot < num_slots, other=-1) - first_expert
-            is_here = (slot < num_slots) & (expert >= 0) & (expert < num_experts)
-            counts += tl.histogram(tl.where(is_here, expert, BINS - 1).to(tl.int32), BINS)
+        slot, expert = _slots_at(0, ids_ptr, num_slots, first_expert, num_experts, BINS, SLOTS)  # most often all
+        counts = tl.histogram(expert, BINS)
+        for start in range(SLOTS, num_slots, SLOTS):
+            more = _slots_at(start, ids_ptr, num_slots, first_expert, num_experts, BINS, SLOTS)[1]
+            counts += tl.histogram(more, BINS)
         bins = tl.arange(0, BINS)
         counts = tl.where(bins < num_experts, counts, 0)
         num_blocks = (counts + BLOCK_T - 1) // BLOCK_T
         position = tl.sum(tl.where(bins < pid, counts, 0), 0)
         block = tl.sum(tl.where(bins < pid, num_blocks, 0), 0)
         end = position + tl.sum(tl.where(bins == pid, counts, 0), 0)
-        if pid == 0:
-            tl.store(blocks_ptr, tl.sum(num_blocks, 0))
+        tl.store(blocks_ptr, tl.sum(num_blocks, 0), mask=pid == 0)
         for first in range(position, end, BLOCK_T):
             tl.store(blocks_ptr + 3 * block + 1, pid)
             tl.store(blocks_ptr + 3 * block + 2, first)
             tl.store(blocks_ptr + 3 * block + 3, tl.minimum(end - first, BLOCK_T))
             block += 1
-        for start in range(0, num_slots, SLOTS):
-            slot = start + tl.arange(0, SLOTS)
-            expert = tl.load(ids_ptr + slot, mask=slot < num_slots, other=-1) - first_expert
-            is_mine = ((slot < num_slots) & (expert == pid)).to(tl.int32)
-            rank = tl.cumsum(is_mine, 0) - is_mine
-            tl.store(order_ptr + position + rank, slot, mask=is_mine != 0)
-            position += tl.sum(is_mine, 0)
+        position = _append(order_ptr, position, slot, expert == pid)
+        for start in range(SLOTS, num_slots, SLOTS):
+            slot, expert = _slots_at(start, ids_ptr, num_slots, first_expert, num_experts, BINS, SLOTS)
+            position = _append(order_ptr, position, slot, expert == pid)
 
 
 @triton.jit
@@ -169,8 +176,7 @@ def _gate_up_kernel(
     x_ptr,  # [T, M], INT4: [T, 8, M/8]
     w_ptr,  # [E, 2I, M], INT4: [E, 2I, M/8] int32
     s_ptr,  # INT4: [E, 2I, M/group] bf16
-    order_ptr,
-    blocks_ptr,
+    order_ptr, blocks_ptr,
     hidden_ptr,  # [T*k, I], INT4: [T*k, 8, I/8] out
     TOP_K: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,  # k, M, I
     GROUP: tl.constexpr,  # 0: float weights
@@ -239,8 +245,7 @@ def _down_kernel(
     hidden_ptr,  # [T*k, I], INT4: [T*k, 8, I/8]
     w_ptr,  # [E, M, I], INT4: [E, M, I/8] int32
     s_ptr,  # INT4: [E, M, I/group] bf16
-    order_ptr,
-    blocks_ptr,
+    order_ptr, blocks_ptr,
     by_slot_ptr,  # [T*k, M] fp32 out
     COLUMNS: tl.constexpr, HIDDEN: tl.constexpr,  # I, M
     GROUP: tl.constexpr, BLOCK_T: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr, INTERPRET: tl.constexpr,
@@ -296,7 +301,7 @@ def _small_kernel(
     x_ptr,  # [T, M]
     gate_up_ptr,  # [E, 2I, M]
     down_ptr,  # [E, M, I]
-    parts_ptr,  # [PARTS, T*k, M] fp32 out
+    parts_ptr,  # [T*k, PARTS, M] fp32 out
     num_slots, first_expert, TOP_K: tl.constexpr, HIDDEN: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr,  # of gate, of up, and columns of down
     STEP: tl.constexpr,  # columns at once
@@ -336,7 +341,7 @@ def _small_kernel(
         down_w = down_ptr + (expert * HIDDEN + m)[:, None] * WIDTH + row[None, :]
         down_w = tl.load(down_w, mask=(m < HIDDEN)[:, None] & has_row[None, :], other=0.0)
         out = dot(down_w, hidden, tl.zeros((BLOCK_M, BLOCK_T), tl.float32), INTERPRET)
-        target = parts_ptr + (part.to(tl.int64) * num_slots + slot) * HIDDEN + m[:, None]
+        target = parts_ptr + (slot * tl.num_programs(1) + part) * HIDDEN + m[:, None]
         tl.store(target, out, mask=(m < HIDDEN)[:, None] & has_token)
 
 
@@ -344,30 +349,29 @@ def _small_kernel(
 def _combine_kernel(
     ids_ptr,  # [T, k] int64
     weights_ptr,  # [T, k] fp32
-    by_slot_ptr,  # [PARTS, T*k, M] fp32
+    by_slot_ptr,  # [T*k, PARTS, M] fp32
     out_ptr,  # [T, M] out
-    first_expert,
-    num_experts,
-    TOP_K: tl.constexpr, HIDDEN: tl.constexpr, COLUMNS: tl.constexpr,
+    first_expert, num_experts, TOP_K: tl.constexpr, HIDDEN: tl.constexpr, COLUMNS: tl.constexpr,
     PARTS: tl.constexpr,  # of a slot's row, to be added first
     IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A token's slots of experts held here, weighted and summed in slot order. Grid: tokens, tiles of M."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    held, factors = (), ()
+    for j in tl.static_range(TOP_K):  # of launches long complete; triton unpacks no tuples
+        expert = tl.load(ids_ptr + token * TOP_K + j) - first_expert
+        held = held + ((expert >= 0) & (expert < num_experts),)  # type: ignore  # noqa: RUF005
+        factors = factors + (tl.load(weights_ptr + token * TOP_K + j),)  # type: ignore  # noqa: RUF005
     if IS_DEPENDENT:
         gdc_wait()
     acc = tl.zeros((COLUMNS,), tl.float32)
     for j in tl.static_range(TOP_K):
-        slot = token * TOP_K + j
-        expert = tl.load(ids_ptr + slot) - first_expert
-        is_here = (expert >= 0) & (expert < num_experts)
-        weight = tl.load(weights_ptr + slot, mask=is_here, other=0.0)
         value = tl.zeros((COLUMNS,), tl.float32)
         for part in tl.static_range(PARTS):
-            source = by_slot_ptr + (part * (tl.num_programs(0) * TOP_K) + slot) * HIDDEN + column
-            value += tl.load(source, mask=is_here & (column < HIDDEN), other=0.0)
-        acc += weight * value
+            source = by_slot_ptr + ((token * TOP_K + j) * PARTS + part) * HIDDEN + column
+            value += tl.load(source, mask=held[j] & (column < HIDDEN), other=0.0)
+        acc += tl.where(held[j], factors[j], 0.0) * value
     tl.store(out_ptr + token * HIDDEN + column, acc.to(out_ptr.dtype.element_ty), mask=column < HIDDEN)
 
 
@@ -400,16 +404,16 @@ def _small_cut(hidden: int) -> dict[str, int]:
 
 def moe_workspace(
     num_tokens: int, top_k: int, hidden: int, num_experts: int, width: int,
-    dtype: torch.dtype, device: Any, is_int4: bool,
+    dtype: torch.dtype, device: Any, is_int4: bool, down_parts: int = 1,
 ) -> Workspace:  # fmt: skip
     """Scratch for calls of exactly this shape, to be reused between them; `num_experts` is of those held here."""
-    slots, parts = num_tokens * top_k, max(num_parts(hidden, width, int(is_int4)), 1)
+    slots, parts = num_tokens * top_k, num_parts(hidden, width, int(is_int4)) or down_parts
     return Workspace(
         order=torch.empty(slots, dtype=torch.int32, device=device),
         blocks=torch.empty(1 + 3 * max_blocks(num_tokens, top_k, num_experts, 8), dtype=torch.int32, device=device),
         tokens=torch.empty(num_tokens if is_int4 else 0, hidden, dtype=dtype, device=device),
         hidden=torch.empty(slots, width, dtype=dtype, device=device),
-        by_slot=torch.empty(parts, slots, hidden, dtype=torch.float32, device=device),
+        by_slot=torch.empty(slots, parts, hidden, dtype=torch.float32, device=device),
     )
 
 
@@ -439,20 +443,17 @@ def _cut(tile: Tile) -> dict[str, int]:
     return {"ROWS": tile.rows, "WORDS": tile.words, "num_warps": tile.num_warps, "num_stages": tile.num_stages}
 
 
-def _gluon() -> Any:
-    """Imported where a GPU of its kind is there."""
-    from . import moe_experts_gluon
-
-    return moe_experts_gluon
-
-
 def _route_and_multiply(
     x: torch.Tensor, expert_ids: torch.Tensor, experts: _Experts, first_expert: int, ws: Workspace, interpret: bool,
     dependent: dict[str, Any],
 ) -> None:  # fmt: skip
     (num_tokens, hidden), top_k, group = x.shape, expert_ids.shape[1], experts.group
     num_experts, width, kind = experts.gate_up.shape[0], ws.hidden.shape[1], _kind(x.dtype, group)
-    in_gluon = dependent["IS_DEPENDENT"] and _gluon().suits(x.dtype, group, hidden, width)
+    in_gluon = False
+    if dependent["IS_DEPENDENT"]:  # a GPU of its kind is there
+        from . import moe_experts_gluon as gluon
+
+        in_gluon = gluon.suits(x.dtype, group, hidden, width)
     block_t = 8 if in_gluon else block_tokens(num_tokens)
     most = max_blocks(num_tokens, top_k, num_experts, block_t)
     num_words = num_tokens * hidden // 8 if group else 0
@@ -462,8 +463,9 @@ def _route_and_multiply(
         SLOTS=SLOTS_AT_ONCE, WORDS=WORDS_AT_ONCE, IS_PAIRED=in_gluon, **dependent,
     )  # fmt: skip
     if in_gluon:
-        _gluon().multiply(ws.tokens, *experts[:4], ws.order, ws.blocks, ws.hidden, ws.by_slot, top_k, most)
+        gluon.multiply(ws.tokens, *experts[:4], ws.order, ws.blocks, ws.hidden, ws.by_slot, top_k, most)
         return
+    assert ws.by_slot.shape[1] == 1, "parts of the down product where it has none"
     options = {"GROUP": group, "BLOCK_T": block_t, "INTERPRET": interpret, **dependent}
     tile = TILES["gate_up", kind]
     _gate_up_kernel[(triton.cdiv(width, tile.rows), most)](
@@ -495,8 +497,7 @@ def _launch(
     is_hopper = not interpret and torch.cuda.get_device_capability(x.device)[0] == 9
     # a launch may begin while the one before ends, and waits where it needs it
     dependent = {"IS_DEPENDENT": is_hopper, **({"launch_pdl": True} if is_hopper else {})}
-    parts = num_parts(hidden, width, group)
-    if parts:
+    if parts := num_parts(hidden, width, group):
         _small_kernel[(num_experts, parts, triton.cdiv(num_tokens * top_k, SMALL_SLOTS))](
             expert_ids, x, experts.gate_up, experts.down, ws.by_slot, num_tokens * top_k, first_expert, TOP_K=top_k,
             HIDDEN=hidden, WIDTH=width, INTERPRET=interpret, **_small_cut(hidden), **dependent,
@@ -505,7 +506,7 @@ def _launch(
         _route_and_multiply(x, expert_ids, experts, first_expert, ws, interpret, dependent)
     _combine_kernel[(num_tokens, triton.cdiv(hidden, COLUMNS_AT_ONCE))](
         expert_ids, weights, ws.by_slot, out, first_expert, num_experts,
-        TOP_K=top_k, HIDDEN=hidden, COLUMNS=COLUMNS_AT_ONCE, PARTS=max(parts, 1), **dependent,
+        TOP_K=top_k, HIDDEN=hidden, COLUMNS=COLUMNS_AT_ONCE, PARTS=ws.by_slot.shape[1], **dependent,
     )  # fmt: skip
     return out
 
@@ -522,8 +523,7 @@ def moe_experts_triton(
     workspace: Workspace | None = None,  # of this shape, from `moe_workspace`
 ) -> torch.Tensor:
     """-> [T, M]: `moe_experts` over the experts held here. Never waits for the GPU; unused weights are not read."""
-    experts = _Experts(gate_up, gate_up, down, down, 0)
-    return _launch(x, expert_ids, weights, experts, first_expert, out, workspace)
+    return _launch(x, expert_ids, weights, _Experts(gate_up, gate_up, down, down, 0), first_expert, out, workspace)
 
 
 def moe_experts_int4_triton(

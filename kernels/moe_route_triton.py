@@ -10,12 +10,17 @@ nothing but its own operands: a token's result does not depend on the batch. Sum
 tensor cores, IEEE products where an operand is fp32. Equal scores go to the lower expert id: the choice is a maximum
 over 64-bit keys, score above id.
 
+On Hopper a launch begins while the one before ends (the whole product must have begun) and waits where it needs it.
+
+The choice in two steps, so that no maximum crosses warps: a warp takes the best k of its 128 experts, one after the
+other, by maxima and minima of 32-bit integers (`redux`, one instruction for a warp); the places of these few candidates
+are then counted, each against all. Sixty-four-bit keys over four warps were eight times two barriers and ten shuffles.
+
 Floor, K2.6 (E 384, M 7168): 5.5 MB of gate in bf16, 1.3 us at 4.4 TB/s; 65 nodes 0.4 GFLOP: nothing. fp32 11 MB.
-Prediction on an H200, in a graph (not yet run): 6 us up to 8 tokens: 3 for the product (168 programs that each read 32
-KB, all of it in flight) and 3 for the choice (8 maxima over 4 warps, one after the other, 150 ns each); 9 us at 65.
+Measured on an H200 in a graph, before both of these: 8.7 us for a token, 10.6 for 64, of which the product 5.8 and the
+choice 4.2. Prediction: 6 and 8 us (a launch less to wait for, 1 to 1.5 us; the choice's maxima 0.5 us instead of 1.5).
 The gate does not stay in L2 between two rounds of a whole model. fp32 runs outside of the tensor cores: not fast.
-If it misses: the maxima on one warp (its 16 scores per thread need no barrier); programmatic dependent launch of the
-second; 64 experts in a tile, so that wgmma works on them, where tokens are many.
+If it misses: `Plan.prefetch`, with a kernel before this that lets its dependents begin early; tiles of 16 experts.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 PROGRAMS = 160  # of a block of tokens that the product should have: more than an H200 has multiprocessors
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -40,8 +46,36 @@ class Tile(NamedTuple):
     num_stages: int
 
 
+class Plan(NamedTuple):
+    """What may be asked of the launches, without a change of any result's bits."""
+
+    dependent: bool  # begin while the launch before ends; Hopper only
+    prefetch: bool  # the gate into L2 before waiting for that launch; 16-bit gates, dependent launches only
+
+
+PLAN = Plan(dependent=True, prefetch=False)
+GROUP = 128  # experts of which a warp chooses
+NO_BITS = tl.constexpr(-(2**31))  # of a score: below or equal to all
+NO_EXPERT = tl.constexpr(2**31 - 1)
 TILE_16_BIT = Tile(experts=32, columns=128, most_tokens=64, num_warps=4, num_stages=5)
 TILE_32_BIT = Tile(experts=32, columns=32, most_tokens=32, num_warps=4, num_stages=3)
+
+
+@triton.jit
+def _prefetch_rows(gate_ptr, begin, HIDDEN: tl.constexpr, BLOCK_E: tl.constexpr, COLUMNS: tl.constexpr):
+    """A tile of 16-bit weights into L2: four pieces of a row by a copy of its own, which nobody waits for."""
+    piece = tl.arange(0, 4 * BLOCK_E)
+    row = tl.program_id(0) * BLOCK_E + piece // 4
+    at = gate_ptr + row.to(tl.int64) * HIDDEN + (begin + piece % 4 * (COLUMNS // 4))
+    tl.static_assert(COLUMNS % 32 == 0)
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
+        "=r,l,r",
+        [at, tl.full((4 * BLOCK_E,), COLUMNS // 2, tl.int32)],  # in bytes
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -57,6 +91,8 @@ def _gate_kernel(
     BLOCK_E: tl.constexpr,
     COLUMNS: tl.constexpr,  # of a step
     WIDE: tl.constexpr,  # products of fp32: two operands of different types, or the interpreter, whose bf16 is wrong
+    IS_DEPENDENT: tl.constexpr,
+    PREFETCH: tl.constexpr,
 ):
     """Grid: tiles of experts, segments, blocks of tokens."""
     EVEN: tl.constexpr = HIDDEN % (STEPS * COLUMNS) == 0 and EXPERTS % BLOCK_E == 0
@@ -70,6 +106,12 @@ def _gate_kernel(
     gate_at = gate_ptr + expert.to(tl.int64) * HIDDEN + (begin + column)[None, :]
     x_at = x_ptr + token * HIDDEN + (begin + column)[:, None]
     acc = tl.zeros((BLOCK_E, BLOCK_T), tl.float32)
+    if IS_DEPENDENT:
+        if PREFETCH:
+            tl.static_assert(EVEN and HIDDEN % 8 == 0)
+            _prefetch_rows(gate_ptr, begin, HIDDEN, BLOCK_E, STEPS * COLUMNS)
+        gdc_wait()
+        gdc_launch_dependents()
     for step in range(STEPS):
         k = step * COLUMNS
         if EVEN:
@@ -87,6 +129,26 @@ def _gate_kernel(
     tl.store(target, acc, mask=is_expert & is_token)
 
 
+@triton.jit
+def _best_of_groups(bits, score_bits, expert, TOP_K: tl.constexpr, PLACES: tl.constexpr):
+    """[groups, experts] -> [groups, PLACES]: bits, expert, score bits of each group's best, in order."""
+    place = tl.arange(0, PLACES)[None, :]
+    best_bits = tl.full((bits.shape[0], PLACES), NO_BITS, tl.int32)
+    best_expert = tl.full((bits.shape[0], PLACES), NO_EXPERT, tl.int32)
+    best_score = tl.full((bits.shape[0], PLACES), 0, tl.int32)
+    for j in tl.static_range(min(TOP_K, bits.shape[1])):
+        most = tl.max(bits, 1)[:, None]
+        first = tl.min(tl.where(bits == most, expert, NO_EXPERT), 1)[:, None]
+        is_best = expert == first
+        its_score = tl.max(tl.where(is_best, score_bits, NO_BITS), 1)[:, None]
+        best_bits = tl.where(place == j, most, best_bits)
+        best_expert = tl.where(place == j, first, best_expert)
+        best_score = tl.where(place == j, its_score, best_score)
+        bits = tl.where(is_best, NO_BITS, bits)
+        expert = tl.where(is_best, NO_EXPERT, expert)  # so that one taken is not the first of equals again
+    return best_bits, best_expert, best_score
+
+
 @triton.jit(do_not_specialize=["num_tokens"])
 def _choose_kernel(
     partial_ptr,  # [SEGMENTS, T, E] fp32
@@ -98,30 +160,43 @@ def _choose_kernel(
     EXPERTS: tl.constexpr,
     SEGMENTS: tl.constexpr,
     TOP_K: tl.constexpr,
-    BLOCK_E: tl.constexpr,
+    GROUPS: tl.constexpr,
+    PER_GROUP: tl.constexpr,  # experts
+    PLACES: tl.constexpr,  # a power of two >= the most that is chosen of a group
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Grid: tokens."""
     token = tl.program_id(0).to(tl.int64)
-    expert = tl.arange(0, BLOCK_E)
+    expert = (tl.arange(0, GROUPS) * PER_GROUP)[:, None] + tl.arange(0, PER_GROUP)[None, :]
     mask = expert < EXPERTS
+    bias = tl.load(bias_ptr + expert, mask=mask, other=0.0).to(tl.float32)  # no launch before this one's writes it
+    if IS_DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
     source = partial_ptr + token * EXPERTS + expert
-    logit = tl.zeros((BLOCK_E,), tl.float32)
+    logit = tl.zeros((GROUPS, PER_GROUP), tl.float32)
     for segment in tl.static_range(SEGMENTS):
         logit += tl.load(source + segment * num_tokens.to(tl.int64) * EXPERTS, mask=mask, other=0.0)
     score = tl.div_rn(1.0, 1.0 + tl.exp(-logit))
-    bits = (score + tl.load(bias_ptr + expert, mask=mask, other=0.0).to(tl.float32)).to(tl.int32, bitcast=True)
+    bits = (score + bias).to(tl.int32, bitcast=True)
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # orders as the floats do
-    key = (bits.to(tl.int64) << 32) | (0x7FFFFFFF - expert).to(tl.int64)
-    NOTHING: tl.constexpr = -(2**63)
-    key = tl.where(mask, key, NOTHING)
-    rank = tl.full((BLOCK_E,), -1, tl.int32)
-    for place in tl.static_range(TOP_K):
-        is_best = key == tl.max(key, 0)
-        rank = tl.where(is_best, place, rank)
-        key = tl.where(is_best, NOTHING, key)
-    is_chosen = rank >= 0
+    bits, expert, score_bits = _best_of_groups(
+        tl.where(mask, bits, NO_BITS),
+        score.to(tl.int32, bitcast=True),
+        tl.where(mask, expert, NO_EXPERT),
+        TOP_K,
+        PLACES,
+    )
+    key = (bits.to(tl.int64) << 32) | (expert ^ NO_EXPERT).to(tl.int64)
+    key = tl.reshape(key, (GROUPS * PLACES,))
+    score = tl.reshape(score_bits, (GROUPS * PLACES,)).to(tl.float32, bitcast=True)
+    if GROUPS == 1:
+        rank = tl.arange(0, PLACES)
+    else:
+        rank = tl.sum((key[:, None] > key[None, :]).to(tl.int32), 0)
+    is_chosen = rank < TOP_K
     total = tl.sum(tl.where(is_chosen, score, 0.0), 0) + 1e-20
-    tl.store(ids_ptr + token * TOP_K + rank, expert.to(tl.int64), mask=is_chosen)
+    tl.store(ids_ptr + token * TOP_K + rank, (key & NO_EXPERT) ^ NO_EXPERT, mask=is_chosen)
     tl.store(weights_ptr + token * TOP_K + rank, tl.div_rn(score, total) * scaling, mask=is_chosen)
 
 
@@ -147,7 +222,18 @@ def _product(tile: Tile, experts: int, hidden: int, num_tokens: int, steps: int,
 def _choice(experts: int, segments: int, top_k: int) -> tuple[dict[str, int], int]:
     """-> (sizes, warps)."""
     block = triton.next_power_of_2(experts)
-    return {"EXPERTS": experts, "SEGMENTS": segments, "TOP_K": top_k, "BLOCK_E": block}, min(8, max(1, block // 128))
+    per_group = min(block, GROUP)
+    sizes = {"EXPERTS": experts, "SEGMENTS": segments, "TOP_K": top_k, "GROUPS": block // per_group}
+    sizes |= {"PER_GROUP": per_group, "PLACES": triton.next_power_of_2(min(top_k, per_group))}
+    return sizes, min(8, block // per_group)
+
+
+def _dependence(plan: Plan, device: torch.device) -> dict[str, Any]:
+    """What a launch is told of the one before."""
+    is_dependent = (
+        plan.dependent and not triton.knobs.runtime.interpret and torch.cuda.get_device_capability(device)[0] == 9
+    )
+    return {"IS_DEPENDENT": is_dependent, **({"launch_pdl": True} if is_dependent else {})}
 
 
 def moe_route_triton(
@@ -158,6 +244,7 @@ def moe_route_triton(
     scaling: float,
     *,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,  # ids [T,k] int64 and weights [T,k] fp32, to be written
+    plan: Plan = PLAN,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """-> (expert ids [T,k] int64, weights [T,k] fp32), best first; equal scores go to the lower expert id.
 
@@ -193,15 +280,23 @@ def moe_route_triton(
     sizes = _product(tile, experts, hidden, num_tokens, steps, wide or triton.knobs.runtime.interpret)
     partial = torch.empty((segments, num_tokens, experts), dtype=torch.float32, device=x.device)
     grid = (triton.cdiv(experts, tile.experts), segments, triton.cdiv(num_tokens, sizes["BLOCK_T"]))
+    dependence = _dependence(plan, x.device)
+    is_even = hidden % (steps * tile.columns) == 0 and experts % tile.experts == 0
+    prefetch = plan.prefetch and dependence["IS_DEPENDENT"] and is_even and not wide
     _gate_kernel[grid](
-        x, gate_weight, partial, num_tokens, **sizes, num_warps=tile.num_warps, num_stages=tile.num_stages
-    )
+        x, gate_weight, partial, num_tokens, **sizes, PREFETCH=prefetch, **dependence, num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )  # fmt: skip
     choice, num_warps = _choice(experts, segments, top_k)
-    _choose_kernel[(num_tokens,)](partial, bias, ids, weights, scaling, num_tokens, **choice, num_warps=num_warps)
+    _choose_kernel[(num_tokens,)](
+        partial, bias, ids, weights, scaling, num_tokens, **choice, **dependence, num_warps=num_warps
+    )
     return ids, weights
 
 
-def _gate_entry(name: str, element: str, experts: int, hidden: int, num_tokens: int) -> dict[str, Any]:
+def _gate_entry(
+    name: str, element: str, experts: int, hidden: int, num_tokens: int, prefetch: bool = False
+) -> dict[str, Any]:
     tile = TILE_32_BIT if element == "fp32" else TILE_16_BIT
     pointers = {"x_ptr": f"*{element}", "gate_ptr": f"*{element}", "partial_ptr": "*fp32"}
     steps = _segments(tile, experts, hidden)[1]
@@ -209,7 +304,8 @@ def _gate_entry(name: str, element: str, experts: int, hidden: int, num_tokens: 
         "name": f"gate-{name}-{element}-t{num_tokens}",
         "kernel": _gate_kernel,
         "signature": {**pointers, "num_tokens": "i32"},
-        "constexprs": _product(tile, experts, hidden, num_tokens, steps, element == "fp32"),
+        "constexprs": _product(tile, experts, hidden, num_tokens, steps, element == "fp32")
+        | {"IS_DEPENDENT": True, "PREFETCH": prefetch},
         "divisible_by_16": tuple(pointers),
         "num_warps": tile.num_warps,
         "num_stages": tile.num_stages,
@@ -223,7 +319,7 @@ def _choose_entry(name: str, tile: Tile, experts: int, hidden: int, top_k: int) 
         "name": f"choose-{name}",
         "kernel": _choose_kernel,
         "signature": {**pointers, "scaling": "fp32", "num_tokens": "i32"},
-        "constexprs": sizes,
+        "constexprs": sizes | {"IS_DEPENDENT": True},
         "divisible_by_16": tuple(pointers),
         "num_warps": num_warps,
         "num_stages": 3,
@@ -232,6 +328,7 @@ def _choose_entry(name: str, tile: Tile, experts: int, hidden: int, top_k: int) 
 
 AOT = (
     *(_gate_entry("k2.6", "bf16", 384, 7168, num_tokens) for num_tokens in (16, 32, 64)),
+    _gate_entry("k2.6-prefetch", "bf16", 384, 7168, 16, prefetch=True),
     *(_gate_entry("k2.6", "fp32", 384, 7168, num_tokens) for num_tokens in (16, 32)),
     *(_gate_entry("nano-k2", element, 16, 256, 64) for element in ("bf16", "fp32")),
     _choose_entry("k2.6", TILE_16_BIT, 384, 7168, 8),

@@ -63,7 +63,7 @@ def cost(
     caches: Sequence[torch.Tensor], lengths: torch.Tensor, path: torch.Tensor, num_accepted: torch.Tensor
 ) -> dict[str, int]:
     """Fewest bytes: every row that must move is read and written once; rows in place cost nothing. No flops."""
-    place = torch.arange(path.shape[1])
+    place = torch.arange(path.shape[1], device=path.device)
     moved = int(((place <= num_accepted.unsqueeze(1)) & (path != place)).sum())
     row_bytes = sum(cache[:, 0, 0].numel() * cache.element_size() for cache in caches)
     indices = sum(t.numel() * t.element_size() for t in (lengths, path, num_accepted))

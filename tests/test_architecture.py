@@ -132,6 +132,16 @@ LAYERS = (
         ("ddbench.opbench",),  # a command's body: measures with the harness's ceilings and reports as the reports do
         ("ddbench.opbench", "ddbench.commands", "ddbench.testing", *OPBENCH_HARNESS, *OPBENCH_REPORT, *MODELS),
     ),
+    Layer(
+        ("ddbench.doctor",),  # runs where next to nothing is installed: torch is asked in a process of its own
+        ("ddbench.doctor", "ddbench.harness.environment", "ddbench.harness.tool_faults", *BASE),
+        ("click", "nvtx", "rich", "torch"),
+    ),
+    Layer(
+        ("ddbench.scrub",),  # reads and writes run folders; no torch
+        ("ddbench.scrub", "ddbench.commands", "ddbench.harness.environment", "ddbench.harness.store", *BASE),
+        ("click", "pyarrow", "pydantic", "rich"),
+    ),
     Layer(("ddbench.analysis",), ("ddbench.analysis", STAGES, *BASE), NUMBERS),
     Layer(
         ("ddbench.report",),
@@ -180,7 +190,14 @@ def parts_do_not_meet(module: Module) -> Iterator[str]:
 
 def commands_import_inside(module: Module) -> Iterator[str]:
     """`ddbench --help`, `report` and `compare` start fast and where no torch is: heavy imports sit in the command."""
-    commands = ("ddbench.cli", "ddbench.commands", "ddbench.opbench.cli", "ddbench.train.cli")
+    commands = (
+        "ddbench.cli",
+        "ddbench.commands",
+        "ddbench.doctor.cli",
+        "ddbench.scrub.cli",
+        "ddbench.opbench.cli",
+        "ddbench.train.cli",
+    )
     if module.name in ("ddbench", "ddbench.__main__", *commands):
         for found in module.imports:
             is_light = found.name.partition(".")[0] in ("click", *sys.stdlib_module_names)

@@ -18,7 +18,7 @@ from ddbench.harness import sweep
 from ddbench.harness.interrupt import ENDINGS, SweepInterrupted
 from ddbench.harness.sweep import Tally
 
-COMMANDS = ("list", "plan", "sweep", "check", "report", "compare", "qualify", "gate")
+COMMANDS = ("list", "plan", "sweep", "check", "report", "compare", "qualify", "gate", "doctor", "scrub")
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,7 @@ def test_all_skipped_is_nothing_measured(tmp_path: Path) -> None:
     """H67."""
     result = call("sweep", "smoke", "--device", "cpu", "--set", "executor=round_graph", "--out", str(tmp_path))
     assert result.exit_code == 4
-    assert "nothing to measure: all 5 cases of the plan are skipped" in result.stderr
+    assert "nothing to measure: all 5 cases of the plan are skipped; executor 'round_graph' needs" in result.stderr
 
 
 def test_the_list_names_arms_variants_targets_experiments_and_axes() -> None:

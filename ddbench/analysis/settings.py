@@ -30,6 +30,7 @@ SAME_FOR_SPEEDUP: tuple[str, ...] = (
     "device",
     "num_threads",
     "executor",
+    "kernels",
     "sampling",
     "temperature",
     "seed",

@@ -33,7 +33,7 @@ class EagerLaunch:
         self.stage = probe.stage
 
     def on_host(self, step: Callable[[], None]) -> None:
-        if torch.cuda.is_available():
+        if torch.cuda.is_initialized():  # an engine on the CPU leaves a GPU alone
             torch.cuda.current_stream().synchronize()
         step()
 

@@ -8,7 +8,7 @@ that are nodes of it, recorded anew by every replay.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,7 +124,8 @@ class _CapturingLaunch:
     def abandon(self) -> None:
         """Leave no capture behind where the code failed, so that its own error is what is seen."""
         if self._open is not None:
-            self._open.capture_end()
+            with suppress(RuntimeError):  # what failed may have made the capture invalid: ending it fails, too
+                self._open.capture_end()
             self._open = None
 
     @contextmanager

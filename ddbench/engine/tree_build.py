@@ -37,7 +37,10 @@ class BestFirstBuilder(Part, ABC):
     def supports(facts: CaseFacts) -> str | None:
         budget = facts.spec.node_budget
         if facts.spec.kernels == "triton" and budget > MOST_TRITON_NODES:
-            return f"kernels 'triton' build trees of {MOST_TRITON_NODES} nodes at most: node_budget is {budget}"
+            return (
+                f"kernels 'triton' build trees of {MOST_TRITON_NODES} nodes at most: node_budget is {budget}; "
+                "lower it, or take kernels 'torch'"
+            )
         return None
 
     def __init__(self, setting: Setting) -> None:

@@ -19,8 +19,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
-
 import ddbench
 from ddbench.errors import DdbenchError
 from ddbench.records import Environment, NotMeasured
@@ -30,6 +28,8 @@ LIBRARIES = ("torch", "triton", "numpy", "pyarrow", "pydantic", "tokenizers", "s
 MOUNTED = ("kernels", "reference", "experiments")  # folders that a checkout keeps beside the package
 SOURCE_SUFFIXES = frozenset((".py", ".toml", ".j2", ".css", ".js", ".cpp", ".cu"))
 PACKAGE = Path(ddbench.__file__).resolve().parent
+# What a profiler and its target are given: a report of nsys holds every variable of its target, secrets included.
+TOOL_VARIABLES = ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR", "CUDA_VISIBLE_DEVICES", "PYTHONPATH")
 
 
 def environment_of(device: Literal["cpu", "cuda"]) -> Environment:
@@ -60,8 +60,15 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(PACKAGE.parent), inherited)))}
 
 
+def tool_environment() -> dict[str, str]:
+    """The few environment variables that a tool and the Python below it need; its words and numbers are C's."""
+    inherited = child_environment()
+    return {**{name: inherited[name] for name in TOOL_VARIABLES if name in inherited}, "LC_ALL": "C"}
+
+
 def read_environment(device: Literal["cpu", "cuda"]) -> Environment:
     """Read everything here and now. Imports torch; on `cuda` it initialises the device."""
+    import psutil
     import torch
 
     commit, is_dirty = _git_state()
@@ -110,6 +117,11 @@ def _sources() -> Iterator[tuple[str, Path]]:
             is_mounted = name == "ddbench" and inside.parts[0] in MOUNTED  # installed: counted under their own names
             if path.suffix in SOURCE_SUFFIXES and not is_mounted and path.is_file():
                 yield f"{name}/{inside.as_posix()}", path
+
+
+def source_texts() -> Iterator[str]:
+    """The text of every source file of the package and its mounted folders."""
+    return (path.read_text(encoding="utf-8") for _, path in sorted(_sources()))
 
 
 def _mounted_folder(name: str) -> Path:

@@ -76,7 +76,7 @@ def pass_rows(
                 pass_name=pass_name,
                 pass_index=pass_index,
                 step=step,
-                batch_size=batch_size,
+                batch_size=len(outcome.request_ids),  # a row that waits for its stop to be read is served nothing
                 verify_width=outcome.verify_width,
                 start_ns=begin - start_ns,
                 end_ns=end - start_ns,

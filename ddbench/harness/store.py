@@ -141,7 +141,7 @@ def create_run(out: Path, manifest: Manifest) -> RunFolder:
     path, partial = out / manifest.run_id, out / f"{_TEMPORARY}{manifest.run_id}"
     try:
         (partial / "cases").mkdir(parents=True)
-        write_atomically(partial / "manifest.json", _json_text(manifest))
+        write_atomically(partial / "manifest.json", json_text(manifest))
         os.rename(partial, path)
     except OSError as error:
         raise UserError(f"{out}: cannot be written ({error.strerror}): choose another folder with --out") from error
@@ -169,7 +169,7 @@ def open_run(path: Path) -> RunFolder:
     """A run folder to read."""
     check_run_folder(path)
     file = path / "manifest.json"
-    manifest = from_json(Manifest, _read_text(file), str(file))
+    manifest = from_json(Manifest, read_text(file), str(file))
     expected = Manifest.model_fields["schema_version"].default
     if manifest.schema_version != expected:
         raise SchemaError(
@@ -207,13 +207,13 @@ def write_case(folder: Path, result: CaseResult, tables: CaseTables | None = Non
 
 
 def write_result(folder: Path, result: CaseResult) -> None:
-    write_atomically(folder / "result.json", _json_text(ResultFile(result=result)))
+    write_atomically(folder / "result.json", json_text(ResultFile(result=result)))
 
 
 def read_result(folder: Path, case_id: str) -> CaseResult:
     """The result of a case; a folder without one, or with another case's, is damaged."""
     path = folder / "result.json"
-    result = from_json(ResultFile, _read_text(path), str(path)).result
+    result = from_json(ResultFile, read_text(path), str(path)).result
     if result.case_id != case_id:
         raise SchemaError(f"{path}: holds case '{result.case_id}', expected '{case_id}'")
     if isinstance(result, OkResult):
@@ -278,11 +278,11 @@ def write_atomically(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def _json_text(record: Record) -> str:
+def json_text(record: Record) -> str:
     return json.dumps(record.model_dump(mode="json"), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -114,7 +114,8 @@ def new_run(plan: Plan, out: Path) -> RunFolder:
 def manifest_of(plan: Plan, environment: Environment, role: str = "") -> Manifest:
     """What a new run of this plan is; `role` tells runs of one start apart."""
     if not plan.cases:
-        raise DdbenchError(f"nothing to measure: all {len(plan.skipped)} cases of the plan are skipped")
+        why = "".join(f"; {reason}" for reason in dict.fromkeys(case.reason for case in plan.skipped))
+        raise DdbenchError(f"nothing to measure: all {len(plan.skipped)} cases of the plan are skipped{why}")
     engine = plan.experiment.engine
     if engine.num_threads is not None:
         environment = environment.model_copy(update={"num_threads": engine.num_threads})

@@ -231,7 +231,11 @@ def kernel_set(name: str) -> KernelSet:
 
 def use_kernels(module: nn.Module, kernels: KernelSet) -> None:
     """Let every layer of a model run this set; layers start with plain torch, and with their projections apart."""
+    is_on_gpu = any(parameter.is_cuda for parameter in module.parameters())
+    side_stream = torch.cuda.Stream() if is_on_gpu and kernels is not TORCH else None  # one for all layers
     for child in module.modules():
+        if hasattr(child, "side_stream"):
+            child.side_stream = side_stream  # type: ignore[assignment]
         if hasattr(child, "kernels"):
             child.kernels = kernels  # type: ignore[assignment]
         if (projections := getattr(child, "projections", None)) is not None:

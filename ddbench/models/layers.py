@@ -31,15 +31,26 @@ class JoinedProjections:
     def __init__(self, *linears: nn.Linear) -> None:
         self._linears = linears
         self._weight: torch.Tensor | None = None
+        self._is_joined = False
 
     def join(self, wanted: bool) -> None:
-        """Put the weights together, theirs becoming views of the whole; or go back to one product each."""
-        if not wanted:
-            self._weight = None
-        elif self._weight is None:
+        """Put the weights together, theirs becoming views of the whole; or go back to one product each.
+
+        Once together they stay where they are: graphs that were recorded know their addresses.
+        """
+        self._is_joined = wanted
+        if wanted and not self._is_whole():
             self._weight = torch.cat([one.weight.detach() for one in self._linears])
             for one, rows in zip(self._linears, self._weight.split(self._sizes), strict=True):
                 one.weight.data = rows
+
+    def _is_whole(self) -> bool:
+        """The weights lie together, and nobody has moved or replaced one since."""
+        whole = self._weight
+        if whole is None:
+            return False
+        views = zip(self._linears, whole.split(self._sizes), strict=True)
+        return all(one.weight.is_set_to(rows) for one, rows in views)
 
     @property
     def _sizes(self) -> list[int]:
@@ -47,7 +58,7 @@ class JoinedProjections:
 
     def __call__(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
         """[..., M] -> each projection's [..., rows]; views of one tensor where joined."""
-        if self._weight is None:
+        if self._weight is None or not self._is_joined:
             return [one(x) for one in self._linears]
         return F.linear(x, self._weight).split(self._sizes, dim=-1)
 

@@ -84,7 +84,7 @@ class MoE(FixedPrecision):
         self.register_buffer("bias", torch.zeros(shape.num_experts))
         self.experts = RoutedExperts(hidden, shape)
         self.shared = SwiGLU(hidden, shape.num_shared * shape.expert_width)
-        self.side_stream: torch.cuda.Stream | None = None
+        self.side_stream: torch.cuda.Stream | None = None  # on a GPU: what the shared experts run on beside the others
 
     def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x [T, M] -> (expert ids [T, k], weights [T, k] fp32)."""
@@ -94,25 +94,23 @@ class MoE(FixedPrecision):
         if self.is_wide:
             return self.full(x)[0]
         flat = x.flatten(0, -2)  # [T, M]
-        if flat.is_cuda and self.kernels is not TORCH and len(flat) <= OVERLAPPED_TOKENS:
-            return self._overlapped(flat).view_as(x)
+        if self.side_stream is not None and len(flat) <= OVERLAPPED_TOKENS:
+            return self._overlapped(flat, self.side_stream).view_as(x)
         ids, weights = self.route(flat)
         return (self.experts(flat, ids, weights) + self.shared(flat)).view_as(x)
 
-    def _overlapped(self, flat: torch.Tensor) -> torch.Tensor:
+    def _overlapped(self, flat: torch.Tensor, side_stream: torch.cuda.Stream) -> torch.Tensor:
         """Shared experts beside the routed ones, on a stream of their own: for few tokens both wait for memory.
 
         Fork and join order every use of a tensor on either stream, so that the allocator needs no more to know.
         """
-        if self.side_stream is None:
-            self.side_stream = torch.cuda.Stream()
         main = torch.cuda.current_stream()
-        self.side_stream.wait_stream(main)
-        with torch.cuda.stream(self.side_stream):
+        side_stream.wait_stream(main)
+        with torch.cuda.stream(side_stream):
             shared = self.shared(flat)
         ids, weights = self.route(flat)
         routed = self.experts(flat, ids, weights)
-        main.wait_stream(self.side_stream)
+        main.wait_stream(side_stream)
         return routed + shared
 
     def full(self, x: torch.Tensor, fake_quantize: bool = False) -> tuple[torch.Tensor, torch.Tensor]:

@@ -46,8 +46,8 @@ def bench_ops_command(
     """Time every op at every shape with every implementation, cold and hot: each checked first, then set against the
     least time that this machine could do it in, by ceilings measured in the same run.
 
-    Exit codes: 0 fine, 1 something is incorrect, 2 wrong request, 4 nothing was measured, 130 interrupted (what was
-    measured by then is kept).
+    Exit codes: 0 fine, 1 something of ours is incorrect, 2 wrong request, 4 nothing was measured, 130 interrupted (what
+    was measured by then is kept).
 
     \b
     Examples:

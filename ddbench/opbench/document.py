@@ -59,13 +59,20 @@ def _libraries(file: OpsFile) -> str:
     return ", ".join(f"{name} {libraries[name]}" for name in ("torch", "triton", "cuda") if name in libraries)
 
 
-def targets_of(rows: Sequence[Row]) -> list[TargetResult]:
-    """All targets of timed rows."""
-    return [result for row in rows if isinstance(row, Derived) for result in row.targets]
+def targets_of(rows: Sequence[Row]) -> list[tuple[OpRow, TargetResult]]:
+    """All targets with their rows; those of a row without a time are unknown, and not forgotten."""
+    return [(_plain(row), result) for row in rows for result in _results(row)]
+
+
+def _results(row: Row) -> Sequence[TargetResult]:
+    if isinstance(row, Derived):
+        return row.targets
+    why = f"not measured: {row.reason}" if isinstance(row, NotMeasuredRow) else "the result is incorrect"
+    return [TargetResult(target, NotMeasured(not_measured=why)) for target in row.targets]
 
 
 def _overview(file: OpsFile, rows: Sequence[Row]) -> Section:
-    outcomes = [result.outcome for result in targets_of(rows)]
+    outcomes = [result.outcome for _, result in targets_of(rows)]
     num_bad = sum(isinstance(row, IncorrectRow) for row in rows)
     num_missing = sum(isinstance(row, NotMeasuredRow) for row in rows)
     num_ok = len({(row.row.op, row.row.shape, row.row.implementation) for row in rows if isinstance(row, Derived)})
@@ -94,12 +101,10 @@ def _target_tables(rows: Sequence[Row]) -> tuple[Table, ...]:
     """Every target with what was reached, row by row."""
     cells = tuple(
         (
-            *(Cell(text) for text in (row.row.op, row.row.shape, row.row.implementation)),
+            *(Cell(text) for text in (row.op, row.shape, row.implementation)),
             Cell(target_text(result), tone=TONES[result.outcome]),
         )
-        for row in rows
-        if isinstance(row, Derived)
-        for result in row.targets
+        for row, result in targets_of(rows)
     )
     return (Table(title="Targets, with a cold cache", columns=TARGET_COLUMNS, rows=cells),) if cells else ()
 

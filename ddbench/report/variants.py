@@ -33,8 +33,8 @@ def variants(evidence: Evidence) -> Section | Skipped:
     rows = tuple(_variant_row(evidence, variant) for variant in evidence.variants)
     arms_ablated = dict.fromkeys(manifest.experiment.ablate_arm for manifest in evidence.frames.manifests)
     intro = (
-        f"Each row changes one field of {', '.join(arms_ablated)} and leaves the others at their defaults. A change of "
-        "how work is done leaves tau alone; one of what is emitted (sampling) is not the same work."
+        f"Each row changes one field of {', '.join(arms_ablated)} and leaves the others as its arm has them. A change "
+        "of how work is done leaves tau alone; one of what is emitted (sampling) is not the same work."
     )
     tables = (cells.with_notes(Table("Changes", columns, rows)), *_decomposed(evidence))
     return Section("variants", "Variants", (intro,), tables=tables)

@@ -81,6 +81,17 @@ def test_the_most_similar_counterpart_is_taken(tmp_path: Path) -> None:
             assert other.engine.materialize == setting.engine.materialize
 
 
+def test_a_speedup_compares_the_same_kernels_or_nothing(tmp_path: Path) -> None:
+    cases = (
+        *make_cases(arms=("ar", "ddtree"), concurrencies=(1,), **SMALL),
+        *make_cases(arms=("ddtree",), concurrencies=(1,), **SMALL, kernels="triton"),
+    )
+    study = study_of(load(tmp_path, cases=cases))
+    found = {s.engine.kernels: study.counterpart(s, "ar") for s in study.settings if s.arm == "ddtree"}
+    assert found["torch"].engine.kernels == "torch"
+    assert found["triton"].not_measured == "no ar case with kernels=triton to compare with"
+
+
 def ablated(folder: Path, **axes):
     base = make_cases(arms=("ar", "ddtree"), concurrencies=(1, 2), **SMALL)
     changed = make_cases(arms=("ddtree",), concurrencies=(1, 2), **SMALL, materialize="sequential")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
@@ -19,6 +20,8 @@ from ddbench.engine.executor import EagerExecutor
 from ddbench.engine.parts import build_parts
 from ddbench.engine.probe import NullProbe
 from ddbench.engine.types import Request
+from ddbench.harness.capture import CleanProbe
+from ddbench.harness.observe import pass_rows
 from ddbench.spec import ARMS
 
 QUALITY = (0.75, 0.7, 0.65, 0.6, 0.5)
@@ -128,6 +131,19 @@ def test_runs_of_one_engine_repeat(gqa_models, served, late):
     _, requests = served(gqa_models, "ddtree")
     assert engine.run(requests, 3) == engine.run(requests, 3)
     assert engine.run(requests[:2], 1) == engine.run(requests, 3)[:2], "fewer requests in storage that is kept"
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_the_books_of_a_run_that_reads_late_balance(gqa_models, served, late, concurrency):
+    """A step has the requests that it served, a row that waited is none of them; and no time belongs to two steps."""
+    at_once, requests = served(gqa_models, "ddtree")
+    probe = CleanProbe()
+    done = late(at_once).run(requests, concurrency, probe)
+    rows = pass_rows(probe, requests, done, "clean", 0, 0)
+    took_part = Counter(one.step for one in rows.rounds)
+    assert [step.batch_size for step in rows.steps] == [took_part[step.step] for step in rows.steps]
+    assert sum(size for _, size in probe.round_starts) > len(rows.rounds), "some row waited"
+    assert all(one.end_ns <= other.start_ns < other.end_ns for one, other in pairwise(rows.steps))
 
 
 class Timing(NullProbe):

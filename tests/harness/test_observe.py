@@ -113,6 +113,27 @@ def test_a_request_that_its_prefill_finishes_has_no_rounds() -> None:
     assert rows.rounds == []
 
 
+def test_rounds_that_overlap_share_their_time_and_serve_whom_they_served() -> None:
+    """Round 1 is launched before round 0 is read; request 0 had stopped by then, and round 2 serves nobody."""
+    times = iter(range(1010, 2000, 10))
+    probe = CleanProbe(lambda: next(times))
+    for request in REQUESTS:
+        probe.admitted(request.request_id)
+        probe.first_token(request.request_id, 5)  # 1020, 1040
+    for _ in range(2):
+        probe.round_started(2)  # 1050, 1060
+    probe.committed(RoundOutcome((0, 1), (4, 4), (1, 0), ((6, 7), (8,)), (1.5, 1.5), (True, True), 5))  # 1070
+    probe.committed(RoundOutcome((1,), (4,), (0,), ((9,),), (1.5,), (True,), 5))  # 1080
+    probe.round_started(1)  # 1090
+    probe.committed(RoundOutcome((), (), (), (), (), (), 5))  # 1100
+    done = [Finished(0, (5, 6, 7), "stop", 1), Finished(1, (5, 8, 9), "stop", 2)]
+    rows = pass_rows(probe, REQUESTS, done, "clean", 0, start_ns=1000)
+    assert [(s.start_ns, s.end_ns) for s in rows.steps] == [(50, 70), (70, 80), (90, 100)], "no time counts twice"
+    took_part = [sum(r.step == step for r in rows.rounds) for step in range(3)]
+    assert [s.batch_size for s in rows.steps] == took_part == [2, 1, 0]
+    assert typical_round(rows, block=8).width == 5, "rows that wait are no work that has to be done"
+
+
 def test_two_stories_of_one_pass_are_a_bug() -> None:
     other_tokens = [Finished(0, (5, 6, 7, 0), "length", 2), FINISHED[1]]
     with pytest.raises(AssertionError, match="not the result's"):

@@ -22,6 +22,23 @@ def test_compiles_for_hopper_without_spills(compiled, name):
     assert compiled[name]["LOCAL"] == 0
 
 
+@pytest.mark.parametrize("entry", kernels.AOT, ids=[entry["name"] for entry in kernels.AOT])
+def test_a_multiprocessor_has_room_for_the_programs_of_a_plan(compiled, entry):
+    usage, programs = compiled[entry["name"]], entry["residents"]
+    assert programs * (usage["shared"] + 1024) <= 228 * 1024
+    assert programs * entry["num_warps"] * 32 * -(-usage["REG"] // 8) * 8 <= 65536
+
+
+def test_plans_differ_in_nothing_that_a_sum_depends_on():
+    plans = [kernels.MANY, *(plans for _, plans in kernels.FEW)]
+    assert len({(each.gate_up.warps, each.down.warps) for each in plans}) == 1
+    bounds = [bound for bound, _ in kernels.FEW]
+    assert bounds == sorted(bounds)
+    assert kernels.plans_of(1) == kernels.FEW[0][1]
+    assert kernels.plans_of(bounds[-1]) == kernels.FEW[-1][1]
+    assert kernels.plans_of(bounds[-1] + 1) == kernels.MANY
+
+
 def test_suits_the_product_and_nothing_that_it_cannot_cut():
     assert kernels.suits(torch.bfloat16, 32, 7168, 2048)
     for other in ((torch.float32, 32, 7168, 2048), (torch.bfloat16, 64, 7168, 2048), (torch.bfloat16, 32, 256, 96)):
@@ -63,6 +80,18 @@ def test_equals_the_specification(experts, num_tokens):
 
 
 @on_hopper
+@pytest.mark.parametrize("num_tokens", [1, 4, 40])
+def test_parts_of_the_down_product_add_up(experts, num_tokens):
+    from ddbench.kernels.moe_experts_triton import moe_workspace
+
+    inputs = experts | _tokens(num_tokens)
+    scratch = moe_workspace(num_tokens, TOP_K, HIDDEN, EXPERTS, WIDTH, torch.bfloat16, "cuda", True, 2)
+    out = _run(inputs, workspace=scratch)
+    assert relative_error(out, spec.moe_experts_int4(**to_float64(inputs))) <= 5e-3
+    assert torch.equal(_run(inputs, workspace=scratch), out)
+
+
+@on_hopper
 def test_company_changes_nothing_and_unused_experts_are_not_read(experts):
     inputs = experts | _tokens(20)
     inputs["expert_ids"][:] = torch.tensor([4, 1])  # three blocks each
@@ -76,9 +105,9 @@ def test_company_changes_nothing_and_unused_experts_are_not_read(experts):
         for expert in (0, 2, 3, 5):
             poison(inputs[name][expert])
     assert torch.equal(_run(inputs), out)
-    for token in (0, 19):
-        alone = inputs | {name: inputs[name][token : token + 1] for name in ("x", "expert_ids", "weights")}
-        assert torch.equal(_run(alone)[0], out[token])
+    for first, last in ((0, 1), (19, 20), (2, 4), (5, 9), (10, 18)):  # the tokens of every plan
+        alone = inputs | {name: inputs[name][first:last] for name in ("x", "expert_ids", "weights")}
+        assert torch.equal(_run(alone), out[first:last])
 
 
 @on_hopper

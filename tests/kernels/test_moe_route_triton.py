@@ -70,6 +70,33 @@ def check_ties_go_to_the_lower_expert():
             assert relative_error(weights, torch.full((3, top_k), 1 / top_k)) <= TOLERANCE
 
 
+def check_ties_across_the_groups_of_warps():
+    """Few different scores, so that every place is decided by the id; a last group of few experts, and all of it."""
+    for experts, top_k in ((384, 8), (129, 8), (260, 3), (140, 131)):
+        inputs = inputs_of(3, 4, experts, top_k)
+        inputs |= {"x": torch.zeros(3, 4), "bias": torch.arange(experts) * 7919 % 5 * 0.25 - 0.5, "scaling": 1.0}
+        assert_equals_reference(inputs)
+
+
+def check_every_size_of_the_choice():
+    for experts, top_k in ((8, 8), (64, 1), (127, 9), (128, 8), (256, 8), (300, 16)):
+        assert_equals_reference(inputs_of(2, 24, experts, top_k))
+
+
+def check_the_last_expert_of_a_group_is_found():
+    for best in (0, 127, 128, 255, 383):
+        inputs = inputs_of(1, 8, 384, 2)
+        inputs["bias"][best] = 9.0
+        assert run(inputs)[0][0, 0] == best
+        assert_equals_reference(inputs)
+
+
+def check_no_number_chooses_the_first_experts_and_weighs_nothing():
+    ids, weights = run(inputs_of(2, 8, 300, 8) | {"x": torch.full((2, 8), torch.nan)})
+    assert ((ids >= 0) & (ids < 300)).all()
+    assert weights.isnan().all()
+
+
 def check_bias_chooses_but_does_not_weigh():
     """Scores with the bias on both sides of zero are ordered as numbers."""
     gate, bias = torch.zeros(6, 2), torch.tensor([-0.6, -0.4, -0.5, -2.0, 9.0, -0.7])
@@ -145,7 +172,9 @@ def test_check(name, checked):
 
 def test_compiles_for_hopper_without_spills(compiled):
     assert {name for name, usage in compiled.items() if usage["STACK"] or usage["LOCAL"]} == set()
-    assert "ld.global.v4.b32" in compiled["choose-k2.6"]["accesses"]
+    accesses = compiled["choose-k2.6"]["accesses"]
+    assert "ld.global.v4.b32" in accesses
+    assert accesses.count("bar.sync") <= 16  # none for a maximum: eight over four warps were 16 more
     assert all(usage["shared"] <= 112 * 1024 for usage in compiled.values())  # two programs to a multiprocessor
 
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from ddbench.cli import main
 from ddbench.opbench import command
 from ddbench.opbench.document import CSV_COLUMNS, ops_csv, ops_report
-from ddbench.opbench.records import IncorrectRow, NotMeasuredRow, OpsFile, Target
+from ddbench.opbench.records import IncorrectRow, Kind, NotMeasuredRow, OpsFile, Target
 from ddbench.opbench.timing import HostWatch
 from ddbench.report.document import Section
 from ddbench.report.markdown import render_markdown
@@ -94,10 +94,23 @@ def test_nothing_measured_is_exit_code_4(tmp_path: Path) -> None:
     assert (tmp_path / "ops" / "ops.md").exists(), "published first, failed last"
 
 
-def test_something_incorrect_is_exit_code_1(make: SimpleNamespace) -> None:
-    wrong = IncorrectRow(op="copy", shape="small", about="", implementation="x", kind="ours", detail="off by one")
-    assert command.exit_code(make.file(make.row(), wrong)) == 1
+@pytest.mark.parametrize(("kind", "code"), [("ours", 1), ("torch", 1), ("peer", 0)])
+def test_something_incorrect_of_ours_is_exit_code_1(make: SimpleNamespace, kind: Kind, code: int) -> None:
+    wrong = IncorrectRow(op="copy", shape="small", about="", implementation="x", kind=kind, detail="off by one")
+    assert command.exit_code(make.file(make.row(), wrong)) == code
     assert command.exit_code(make.file(make.row())) == 0
+    assert command.exit_code(make.file(wrong)) == (code or 4), "and nothing was measured"
+
+
+def test_a_target_of_a_row_without_a_time_is_counted_and_not_met(make: SimpleNamespace) -> None:
+    targets = (Target(metric="time_us", limit=1000.0),)
+    names = {"op": "copy", "about": "", "implementation": "triton", "kind": "ours", "targets": targets}
+    wrong = IncorrectRow(**names, shape="wrong", detail="off by one")
+    absent = NotMeasuredRow(**names, shape="absent", reason="out of memory")
+    text = render_markdown(ops_report(make.file(make.row(targets=targets), wrong, absent)))[0]
+    assert "1 of 3" in text
+    assert "unknown: the result is incorrect" in text
+    assert "unknown: not measured: out of memory" in text
 
 
 def whole(make: SimpleNamespace) -> OpsFile:

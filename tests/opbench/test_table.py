@@ -129,6 +129,18 @@ def test_every_implementation_agrees_at_the_quick_shapes(point: Point, dtype: to
     assert cost["flops"] == other["flops"], "another set is as much work"
 
 
+@pytest.mark.parametrize("point", QUICK, ids=lambda point: f"{point.op.name}-{point.shape.name}")
+def test_costs_oracles_and_calls_make_tensors_where_their_inputs_are(point: Point) -> None:
+    """With another default device what is made without a word of where is not where the inputs are."""
+    inputs = point.op.build(Place("cpu", torch.float32), SEED, **point.shape.dims)
+    with torch.device("meta"):
+        assert point.op.cost(inputs)["bytes"] > 0
+        expected = expectation(point.op, inputs)
+        for one in point.implementations:
+            if not one.has_host_sync and one.why_not(point.shape, "cpu") is None:
+                assert check(point.op, one, inputs, expected).detail == "", one.name
+
+
 def test_a_set_of_its_own_shares_no_memory_unless_it_says_so() -> None:
     for point in QUICK:
         inputs = point.op.build(Place("cpu", torch.float32), SEED, **point.shape.dims)

@@ -210,6 +210,26 @@ def test_half_of_the_question_is_not_the_whole_answer(evidence, part, value) -> 
     assert answer(evidence(cases=with_variant(part, value), usual={value: 0.6}), 3).verdict == "mixed"
 
 
+def test_variants_count_where_the_plain_one_is_the_ablation(evidence) -> None:
+    """On a GPU the run's base has everything: what graphs and the device's tree buy is what their loss costs."""
+    base = {"executor": "round_graph", "tree_build": "device", "attention": "tree_triton", "kernels": "triton"}
+    cases = make_cases(arms=("ar", "chain", "ddtree"), concurrencies=(1,), **base, **SMALL)
+    for change in ({"executor": "eager"}, {"executor": "stage_graphs"}, {"tree_build": "heap"}):
+        cases += make_cases(arms=("ddtree",), concurrencies=(1,), **{**base, **change}, **SMALL)
+    ratios = {"round_graph": 0.3, "stage_graphs": 0.5, "device": 0.6}
+    found = answer(evidence(cases=cases, usual=ratios), 3)
+    assert found.verdict == "yes"
+    speedups = {number.label: number.value for number in found.numbers if number.label.startswith("speedup of")}
+    assert speedups.keys() == {
+        "speedup of executor=round_graph over eager",
+        "speedup of executor=stage_graphs over eager",
+        "speedup of tree_build=device over heap",
+    }
+    for label, value in speedups.items():
+        name = label.partition("=")[2].partition(" ")[0]
+        assert value.low <= 1 / ratios[name] <= value.high, label
+
+
 def test_a_variant_that_changes_nothing_is_not_said_to_pay(evidence) -> None:
     assert answer(evidence(cases=with_variant("executor", "round_graph")), 3).verdict in ("undecided", "mixed")
 

@@ -1,0 +1,1 @@
+"""`ddbench scrub`: a copy of a run that may be given away."""
