@@ -89,7 +89,7 @@ class EngineSpec(Record):
         default="dequantized", description="INT4 experts: unpacked at every use (packed) or once at load (dequantized)"
     )
     kernels: Literal["torch", "triton"] = Field(
-        default="torch", description="torch: plain torch ops; triton: fused kernels, on a CUDA device"
+        default="torch", description="torch: plain torch ops; triton: fused kernels; without: what fits the device"
     )
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="float32 or bfloat16")
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="cpu or cuda; set by --device")
