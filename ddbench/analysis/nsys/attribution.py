@@ -1,0 +1,183 @@
+"""`NsysExport` -> `Attribution`: every kernel, copy and memset with its stage, and a ledger of how each was found.
+
+Two ways, two columns, never summed together:
+- `launch_stage`: correlation id and process -> API call -> innermost stage range around the call on its thread;
+- `capture_stage`: graph node -> event of its creation (through clones) -> innermost stage range around that event.
+An op that a graph replays is charged by capture, since one launch stands for all stages of the graph; any other op by
+launch. What rests on less (a range never closed, or ended on another thread; a replayed node whose capture lies outside
+of the recording but whose launch lies in a stage) is `approximate`. The rest is `unattributed`; nothing is dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from ddbench.analysis.nsys.device_ops import device_ops
+from ddbench.analysis.nsys.enclosing import NONE, Spans, innermost
+from ddbench.analysis.nsys.export import LOW_BITS, NsysExport
+from ddbench.analysis.nsys.ledger import BASES, Ledger, make_ledger
+from ddbench.analysis.nsys.names import DOMAIN, STAGE_NAMES, parse_round
+from ddbench.analysis.nsys.nodes import created_by
+from ddbench.analysis.nsys.recording import Recording, recorded
+from ddbench.analysis.nsys.totals import kernel_totals, stage_totals
+from ddbench.records import NotMeasured
+
+NO_ROUND = -1
+Codes = np.ndarray  # index into STAGE_NAMES, or NONE
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Ops in the order of their start, each with its stage, and what may be said about all of them."""
+
+    # kind, name, device, gpu, stream, start_ns, end_ns, num_bytes, is_replayed, the stages, basis, round, launch_call
+    ops: pd.DataFrame
+    ledger: Ledger  # of what was recorded; its lines add up to the total whether or not that is all there was
+    recording: Recording
+    stages: pd.DataFrame | NotMeasured  # stage, count, time_ns (sum), busy_ns (union), num_bytes; else why withheld
+    kernels: pd.DataFrame | NotMeasured  # stage, name, count, time_ns; also withheld where replays have no kernels
+
+
+def attribute(export: NsysExport) -> Attribution:
+    """Charge everything that ran on a device to the stage that asked for it."""
+    ops = device_ops(export)
+    calls = _launches(ops, export.api_calls)
+    launch, launch_approximate = _stages_of_calls(export, calls)
+    capture = _stages_of_nodes(export, ops)
+    is_replayed = ((ops["graph_node"] != 0) | (ops["kind"] == "graph")).to_numpy()
+    stage, basis = _charged(is_replayed, launch, launch_approximate, capture)
+    ops["is_replayed"] = is_replayed
+    for name, codes in (("launch_stage", launch), ("capture_stage", capture), ("stage", stage)):
+        ops[name] = pd.Categorical.from_codes(codes, categories=list(STAGE_NAMES))
+    ops["basis"] = pd.Categorical.from_codes(basis, categories=list(BASES))
+    ops["round"] = _rounds(export, calls)
+    ops["launch_call"] = calls["row"].to_numpy()
+    recording = recorded(export, ops)
+    unsound = NotMeasured(not_measured=recording.complaint) if recording.complaint else _nothing_ran(export)
+    stages = unsound or stage_totals(ops)
+    kernels = unsound or _no_kernels(recording) or kernel_totals(ops)
+    return Attribution(ops, make_ledger(ops), recording, stages, kernels)
+
+
+# --- by launch ---
+
+
+def _launches(ops: pd.DataFrame, api_calls: pd.DataFrame) -> pd.DataFrame:
+    """The API call of each op, row for row; row NONE: not recorded. Correlation ids repeat in every process."""
+    if not len(api_calls):
+        return _taken(api_calls, np.full(len(ops), NONE))
+    processes = api_calls["thread"].to_numpy() & ~LOW_BITS
+    known = np.unique(processes)
+    place = np.minimum(np.searchsorted(known, ops["process"]), len(known) - 1)
+    is_known = known[place] == ops["process"].to_numpy()
+    # Ids are compared as places in the sorted list of all of them, so that process and id fit one integer.
+    ids, id_codes = np.unique(api_calls["correlation"].to_numpy(), return_inverse=True)
+    keys = np.searchsorted(known, processes) * np.int64(len(ids)) + id_codes
+    order = np.lexsort((api_calls["start_ns"].to_numpy(), keys))
+    wanted_id = np.minimum(np.searchsorted(ids, ops["correlation"]), len(ids) - 1)
+    is_known &= (ids[wanted_id] == ops["correlation"].to_numpy()) & (ops["correlation"].to_numpy() != 0)
+    wanted = place * np.int64(len(ids)) + wanted_id
+    first = np.minimum(np.searchsorted(keys[order], wanted), len(order) - 1)
+    is_known &= keys[order[first]] == wanted
+    return _taken(api_calls, np.where(is_known, order[first], NONE))
+
+
+def _taken(api_calls: pd.DataFrame, rows: np.ndarray) -> pd.DataFrame:
+    """Row, start, end and thread of the calls at `rows`; zeros where there is none."""
+    found = {"row": rows}
+    for name in ("start_ns", "end_ns", "thread"):
+        values = api_calls[name].to_numpy() if len(api_calls) else np.zeros(1, np.int64)
+        found[name] = np.where(rows == NONE, 0, values[rows])
+    return pd.DataFrame(found)
+
+
+def _stages_of_calls(export: NsysExport, calls: pd.DataFrame) -> tuple[Codes, Codes]:
+    """Stage of each op's launch, and the stage by weaker evidence for those that have none."""
+    stages = _stage_ranges(export)
+    is_exact = (~stages["is_unclosed"] & (stages["thread"] == stages["end_thread"])).to_numpy()
+    is_call = calls["row"].to_numpy() != NONE
+    exact = _codes_around(stages[is_exact], calls)
+    exact[~is_call] = NONE
+    rest = stages[~is_exact]
+    # Of a range that another thread ends, no thread can be said to be inside: wall time within the process decides.
+    by_process = _codes_around(
+        rest.assign(thread=rest["thread"] & ~LOW_BITS), calls.assign(thread=calls["thread"] & ~LOW_BITS)
+    )
+    by_process[~is_call] = NONE
+    return exact, by_process
+
+
+def _stage_ranges(export: NsysExport) -> pd.DataFrame:
+    """The ranges of our domain that are stages, with the stage's code."""
+    ranges = export.ranges
+    of_name = pd.Index(STAGE_NAMES).get_indexer(pd.Index(ranges["name"].cat.categories, dtype=object))
+    codes = of_name[ranges["name"].cat.codes] if len(ranges) else np.empty(0, np.int64)
+    is_stage = (ranges["domain"] == DOMAIN).to_numpy() & (codes != NONE)
+    return ranges[is_stage].assign(code=codes[is_stage].astype(np.int64))
+
+
+def _codes_around(ranges: pd.DataFrame, calls: pd.DataFrame) -> Codes:
+    found = innermost(_spans(ranges), _spans(calls))
+    if not len(ranges):
+        return found
+    return np.where(found == NONE, NONE, ranges["code"].to_numpy()[found])
+
+
+def _spans(frame: pd.DataFrame) -> Spans:
+    return frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy(), frame["thread"].to_numpy()
+
+
+def _rounds(export: NsysExport, calls: pd.DataFrame) -> np.ndarray:
+    """Step of the round range around each op's launch, or NO_ROUND."""
+    names = export.ranges["name"].cat.categories
+    steps = np.array([step if (step := parse_round(name)) is not None else NO_ROUND for name in names], dtype=np.int64)
+    codes = steps[export.ranges["name"].cat.codes] if len(names) else np.empty(0, np.int64)
+    is_round = (export.ranges["domain"] == DOMAIN).to_numpy() & (codes != NO_ROUND)
+    is_round &= (~export.ranges["is_unclosed"] & (export.ranges["thread"] == export.ranges["end_thread"])).to_numpy()
+    found = _codes_around(export.ranges[is_round].assign(code=codes[is_round]), calls)
+    return np.where(calls["row"].to_numpy() == NONE, NO_ROUND, found)
+
+
+# --- by capture ---
+
+
+def _stages_of_nodes(export: NsysExport, ops: pd.DataFrame) -> Codes:
+    """Stage in which the node of each op was created while its graph was captured."""
+    stages = _stage_ranges(export)
+    stages = stages[(~stages["is_unclosed"] & (stages["thread"] == stages["end_thread"])).to_numpy()]
+    events = export.node_events
+    created = events.assign(end_ns=np.maximum(events["start_ns"], events["end_ns"]))
+    of_event = _codes_around(stages, created)
+    rows = created_by(events, ops)
+    if not len(events):
+        return rows
+    return np.where(rows == NONE, NONE, of_event[rows])
+
+
+def _charged(is_replayed: np.ndarray, launch: Codes, weaker: Codes, capture: Codes) -> tuple[Codes, np.ndarray]:
+    """The stage of each op and on what it rests."""
+    by_launch, by_capture, approximate, unattributed = range(len(BASES))
+    fallback = np.where(launch != NONE, launch, weaker)
+    stage = np.where(is_replayed, np.where(capture != NONE, capture, fallback), fallback)
+    exact = np.where(is_replayed, capture != NONE, launch != NONE)
+    basis = np.where(exact, np.where(is_replayed, by_capture, by_launch), approximate)
+    return stage, np.where(stage == NONE, unattributed, basis)
+
+
+# --- what may be said about all of it ---
+
+
+def _nothing_ran(export: NsysExport) -> NotMeasured | None:
+    if not export.is_cpu_only:
+        return None
+    return NotMeasured(not_measured="nothing ran on a device in this capture: `--trace=cuda` was missing, or no GPU")
+
+
+def _no_kernels(recording: Recording) -> NotMeasured | None:
+    if not recording.num_untraced:
+        return None
+    reason = f"graph_mode: {recording.num_untraced} replays are recorded as a whole, without their kernels"
+    return NotMeasured(not_measured=f"{reason}: capture with --cuda-graph-trace=node")

@@ -1,0 +1,194 @@
+"""GPU-metric samples -> what each stage did to the device: bandwidth, SMs, tensor pipes, warps, clock.
+
+A sample is the mean over the interval that ends at its time, and a stage may be shorter than that interval. So each
+metric comes twice: `mean` over the samples whose whole interval lies within the stage (not measured where there is
+none), and `blended` over all that touch it, weighted by the overlap, which neighbours blur at the edges.
+
+A stage occupies a GPU from its first op to its last, pauses between two of its own ops included if they are short;
+where ops of two stages run at once the time is `mixed`, and belongs to neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from ddbench.analysis.nsys.attribution import Attribution
+from ddbench.analysis.nsys.export import NsysExport
+from ddbench.analysis.nsys.gpu_metrics import METRICS, MetricUnit
+from ddbench.analysis.nsys.names import STAGE_NAMES
+from ddbench.records import NotMeasured
+
+UNATTRIBUTED, MIXED, IDLE = "unattributed", "mixed", "idle"
+LABELS = (*STAGE_NAMES, UNATTRIBUTED, MIXED, IDLE)
+_MIXED, _IDLE = LABELS.index(MIXED), LABELS.index(IDLE)
+_LONGEST_PAUSE_NS = 1_000_000  # between two ops of a stage; longer is idle, whoever comes before and after
+_HERTZ = 1e5  # a clock beyond this many "MHz" is given in Hz, as exports of some releases do
+
+
+@dataclass(frozen=True, slots=True)
+class StageMetric:
+    """One metric of one stage on one GPU."""
+
+    gpu: int
+    label: str  # a stage, or UNATTRIBUTED, MIXED, IDLE
+    metric: str
+    unit: MetricUnit
+    mean: float | NotMeasured
+    blended: float
+    num_whole: int
+    num_touching: int
+
+
+def stage_metrics(export: NsysExport, attribution: Attribution) -> tuple[StageMetric, ...] | NotMeasured:
+    """Every metric of every label that a sample touches."""
+    if isinstance(attribution.stages, NotMeasured):
+        return attribution.stages  # dropped kernels would pass for idle time
+    if not len(export.samples):
+        reason = "no sample of a known GPU metric: capture with --gpu-metrics-devices, as a user who may read counters"
+        return NotMeasured(not_measured=reason)
+    found: list[StageMetric] = []
+    for gpu, rows in export.samples.groupby("gpu").indices.items():
+        ops = attribution.ops[(attribution.ops["gpu"] == gpu).to_numpy()]
+        found.extend(_of_gpu(int(gpu), export.samples.iloc[rows], stage_spans(ops)))
+    return tuple(found)
+
+
+def dram_bytes_per_s(percent: float, gpu: int, export: NsysExport) -> float | NotMeasured:
+    """A share of the DRAM's peak as bytes, by the peak that the export states for the GPU."""
+    peak = export.gpus.loc[export.gpus["gpu"] == gpu, "dram_bytes_per_s"].max()
+    if not 1e9 < peak < 1e14:  # also where there is no such row: NaN compares false
+        return NotMeasured(not_measured=f"the export states no DRAM bandwidth of GPU {gpu}")
+    return percent / 100 * float(peak)
+
+
+# --- who has the GPU when ---
+
+
+def stage_spans(ops: pd.DataFrame) -> pd.DataFrame:
+    """Disjoint spans (start_ns, end_ns, code into LABELS) in which a GPU works for one label, in their order."""
+    codes = ops["stage"].cat.codes.to_numpy().astype(np.int64)
+    codes[codes < 0] = LABELS.index(UNATTRIBUTED)
+    start, end = ops["start_ns"].to_numpy(), ops["end_ns"].to_numpy()
+    times, changes, bits = [], [], []
+    for code in np.unique(codes):
+        low, high = _union(start[codes == code], end[codes == code])
+        times += [low, high]
+        changes += [np.ones(len(low), np.int64), -np.ones(len(high), np.int64)]
+        bits += [np.full(len(low) + len(high), 1 << code, np.int64)]
+    if not times:
+        return pd.DataFrame({name: np.empty(0, np.int64) for name in ("start_ns", "end_ns", "code")})
+    time, change = np.concatenate(times), np.concatenate(changes) * np.concatenate(bits)
+    order = np.argsort(time, kind="stable")
+    edges, firsts = np.unique(time[order], return_index=True)
+    active = np.cumsum(np.add.reduceat(change[order], firsts))[:-1]
+    label = np.where(active == 0, _IDLE, _MIXED)
+    for code in np.unique(codes):
+        label[active == 1 << code] = code
+    return _merged(edges[:-1], edges[1:], _without_pauses(label, np.diff(edges)))
+
+
+def _union(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Disjoint intervals that cover the same time; empty ones cover none."""
+    order = np.argsort(start, kind="stable")
+    order = order[end[order] > start[order]]
+    start, reached = start[order], np.maximum.accumulate(end[order])
+    is_first = np.ones(len(start), bool)
+    is_first[1:] = start[1:] > reached[:-1]
+    firsts = np.flatnonzero(is_first)
+    lasts = np.append(firsts[1:], len(start))[: len(firsts)] - 1
+    return start[firsts], reached[lasts]
+
+
+def _without_pauses(label: np.ndarray, length: np.ndarray) -> np.ndarray:
+    before, after = np.append(_IDLE, label[:-1]), np.append(label[1:], _IDLE)
+    is_pause = (label == _IDLE) & (before == after) & (length <= _LONGEST_PAUSE_NS)
+    return np.where(is_pause, before, label)
+
+
+def _merged(start: np.ndarray, end: np.ndarray, label: np.ndarray) -> pd.DataFrame:
+    """Neighbours of one label as one span; idle time between spans is left out."""
+    firsts = np.flatnonzero(np.append(True, label[1:] != label[:-1])[: len(label)])
+    lasts = np.append(firsts[1:], len(label))[: len(firsts)] - 1
+    spans = pd.DataFrame({"start_ns": start[firsts], "end_ns": end[lasts], "code": label[firsts]})
+    return spans[(spans["code"] != _IDLE).to_numpy()].reset_index(drop=True)
+
+
+# --- samples ---
+
+
+def _of_gpu(gpu: int, samples: pd.DataFrame, spans: pd.DataFrame) -> list[StageMetric]:
+    time, codes, value = (
+        samples["time_ns"].to_numpy(),
+        samples["metric"].cat.codes.to_numpy(),
+        samples["value"].to_numpy(),
+    )
+    high = np.unique(time)
+    low = _interval_starts(high)
+    overlaps = _overlaps(spans, low, high)
+    place = np.searchsorted(high, time)
+    keys = list(samples["metric"].cat.categories)
+    found = []
+    for metric_code in np.unique(codes):
+        own = codes == metric_code
+        at, values = place[own], value[own]
+        key = keys[metric_code]
+        if METRICS[key].unit == "MHz":
+            values = np.where(np.abs(values) > _HERTZ, values / 1e6, values)
+        for code, overlap in overlaps.items():
+            weight = overlap[at]
+            touching = weight > 0
+            if touching.any():
+                whole = weight == (high - low)[at]
+                found.append(_summary(gpu, LABELS[code], key, values, weight, whole & touching))
+    return found
+
+
+def _summary(gpu: int, label: str, key: str, values: np.ndarray, weight: np.ndarray, whole: np.ndarray) -> StageMetric:
+    num_whole = int(np.count_nonzero(whole))
+    mean: float | NotMeasured = NotMeasured(
+        not_measured=f"no sample lies wholly within {label}: it is shorter than the sampling interval"
+    )
+    if num_whole:
+        mean = float(values[whole].mean())
+    return StageMetric(
+        gpu=gpu,
+        label=label,
+        metric=key,
+        unit=METRICS[key].unit,
+        mean=mean,
+        blended=float(np.average(values, weights=weight)),
+        num_whole=num_whole,
+        num_touching=int(np.count_nonzero(weight)),
+    )
+
+
+def _interval_starts(high: np.ndarray) -> np.ndarray:
+    """Where the interval of each sample begins: at the sample before it, unless samples are missing in between."""
+    if len(high) < 2:
+        return high - 1
+    period = max(1, int(np.median(np.diff(high))))
+    before = np.append(high[0] - period, high[:-1])
+    return np.where(high - before > 2 * period, high - period, before)
+
+
+def _overlaps(spans: pd.DataFrame, low: np.ndarray, high: np.ndarray) -> dict[int, np.ndarray]:
+    """For each label the time that it has of each interval; idle is what nobody has."""
+    found: dict[int, np.ndarray] = {}
+    left = high - low
+    for code in np.unique(spans["code"].to_numpy()):
+        own = spans[(spans["code"] == code).to_numpy()]
+        start, end = own["start_ns"].to_numpy(), own["end_ns"].to_numpy()
+        found[int(code)] = _time_until(start, end, high) - _time_until(start, end, low)
+        left = left - found[int(code)]
+    return {**found, _IDLE: left}
+
+
+def _time_until(start: np.ndarray, end: np.ndarray, moments: np.ndarray) -> np.ndarray:
+    """How much of the disjoint, sorted spans lies before each moment."""
+    total = np.concatenate([[0], np.cumsum(end - start)])
+    count = np.searchsorted(start, moments, side="right")
+    overshoot = np.where(count > 0, end[np.maximum(count, 1) - 1] - moments, 0)
+    return total[count] - np.maximum(0, overshoot)

@@ -1,0 +1,139 @@
+"""Which tables and columns of an export are read, under which names, and what an empty cell means.
+
+Read by introspection: a table may have several names, a column several spellings (newest first), and either may be
+absent; only an absent column that is `needed`, in a table that is there, makes a schema unknown. A table that is absent
+means the same as an empty one, since exports leave tables without rows out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["int", "float", "text", "string"]  # string: stored as an id of StringIds
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a frame and where it comes from."""
+
+    name: str
+    sources: tuple[str, ...]
+    kind: Kind = "int"
+    needed: bool = True
+    empty: int | None = None  # what an empty cell or an absent column reads as; None: a cell may not be empty
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A frame: one row per row of the first of `names` that is there with its `marked_by` column."""
+
+    names: tuple[str, ...]
+    columns: tuple[Column, ...]
+    marked_by: str = ""  # tells apart tables whose meaning changed under one name
+
+
+def _optional(name: str, source: str, empty: int = 0, kind: Kind = "int") -> Column:
+    return Column(name, (source,), kind, needed=False, empty=empty)
+
+
+_START, _END = Column("start_ns", ("start",)), Column("end_ns", ("end",))
+_THREAD = Column("thread", ("globalTid",))
+_ON_DEVICE = (
+    _START,
+    _END,
+    Column("device", ("deviceId",)),
+    Column("stream", ("streamId",)),
+    Column("correlation", ("correlationId",), empty=0),
+    Column("process", ("globalPid",)),
+)
+_NODE = _optional("graph_node", "graphNodeId")  # 0: not launched by a graph
+
+TABLES: dict[str, Table] = {
+    "kernels": Table(
+        ("CUPTI_ACTIVITY_KIND_KERNEL",),
+        (*_ON_DEVICE, Column("name", ("demangledName", "shortName"), "string"), _NODE),
+    ),
+    "copies": Table(
+        ("CUPTI_ACTIVITY_KIND_MEMCPY",),
+        (*_ON_DEVICE, Column("num_bytes", ("bytes",)), Column("copy_kind", ("copyKind",)), _NODE),
+    ),
+    "memsets": Table(("CUPTI_ACTIVITY_KIND_MEMSET",), (*_ON_DEVICE, Column("num_bytes", ("bytes",)), _NODE)),
+    "graph_traces": Table(("CUPTI_ACTIVITY_KIND_GRAPH_TRACE",), (*_ON_DEVICE, _optional("graph", "graphId"))),
+    "api_calls": Table(
+        ("CUPTI_ACTIVITY_KIND_RUNTIME",),
+        (
+            _START,
+            _END,
+            _THREAD,
+            Column("correlation", ("correlationId",), empty=0),
+            Column("name", ("nameId",), "string"),
+        ),
+    ),
+    "node_events": Table(
+        ("CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS"),
+        (
+            _START,
+            Column("end_ns", ("end",), empty=-1),
+            _THREAD,
+            Column("node", ("graphNodeId",)),
+            _optional("original", "originalGraphNodeId"),  # 0: created, not cloned
+        ),
+        marked_by="graphNodeId",
+    ),
+    "nvtx": Table(
+        ("NVTX_EVENTS",),
+        (
+            _START,
+            Column("end_ns", ("end",), empty=-1),  # -1: never closed
+            Column("event_type", ("eventType",)),
+            Column("text", ("text",), "text", needed=False),
+            _optional("text_id", "textId", empty=-1),
+            Column("thread", ("globalTid",), empty=0),
+            _optional("end_thread", "endGlobalTid", empty=0),  # 0: ended where it was opened
+            _optional("domain_id", "domainId"),
+        ),
+    ),
+    "samples": Table(
+        ("GPU_METRICS",),
+        (
+            Column("time_ns", ("timestamp",)),
+            Column("type_id", ("typeId",)),
+            Column("metric_id", ("metricId",)),
+            Column("value", ("value",), "float"),
+        ),
+    ),
+    "metric_names": Table(
+        ("TARGET_INFO_GPU_METRICS",),
+        (Column("type_id", ("typeId",)), Column("metric_id", ("metricId",)), Column("name", ("metricName",), "text")),
+    ),
+    "gpus": Table(
+        ("TARGET_INFO_GPU",),
+        (
+            Column("gpu", ("id",)),
+            Column("name", ("name",), "text", needed=False),
+            _optional("dram_bytes_per_s", "memoryBandwidth"),
+        ),
+    ),
+    "cuda_devices": Table(
+        ("TARGET_INFO_CUDA_DEVICE",),
+        (Column("gpu", ("gpuId",)), Column("device", ("cudaId",)), Column("pid", ("pid",))),
+    ),
+    "diagnostics": Table(
+        ("DIAGNOSTIC_EVENT",), (_optional("severity", "severity"), Column("text", ("text",), "text", needed=False))
+    ),
+}
+
+# Every copyKind that CUPTI numbers; anything else reads as `other`.
+COPY_DIRECTIONS: dict[int, str] = {
+    1: "host_to_device",
+    2: "device_to_host",
+    3: "host_to_array",
+    4: "array_to_host",
+    5: "array_to_array",
+    6: "array_to_device",
+    7: "device_to_array",
+    8: "device_to_device",
+    9: "host_to_host",
+    10: "peer_to_peer",
+}
