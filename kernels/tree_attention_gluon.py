@@ -2,18 +2,23 @@
 `tree_attention_triton`, whose launcher calls this where the shape fits and whose combine kernel reads its partials.
 
 One warp asks for blocks of K and of V by the tensor copy engine, up to STAGES ahead; each of GROUPS warp groups owns 64
-query rows and works on its own, so that the softmax of one runs beside the products of the other. Within a group the
+query rows and works on its own, so that the softmax of one runs beside the products of the other; a group all of whose
+rows lie past the last new token does nothing, and no barrier counts it. Within a group the
 next block's scores are issued before the softmax of this one's. The stretches of the line of blocks, the masks and the
 partials are those of `tree_attention_triton`; a block that crosses the context's end is masked whole. Rows past a
 request's last one come along in its last block: their values are zeroed in shared memory (they may hold NaN).
 Racecheck's reports of reads at the kernel's entry (a warp's state byte, captured scalars) against the first warps'
 writes are how the compiler hands partitions over, and no races: all warps pass a `bar.sync 1` between each two of them.
-Letters: B batch rows, N new tokens, H query heads, G KV heads, P programs, W words of 32 ancestors.
+The combine kernel is launched while this one runs (its launch and prologue go by beside the products).
+Letters: B batch rows, N new tokens, H query heads, G KV heads, W words of 32 ancestors.
 
-Measured on an H200 (CUDA graph, cold cache, GQA 32/8/128, both launches): batch 16, context 8192: 125 us for 8 nodes
-(the byte floor), 136 us for 32 (93 %), 250 us for 64 (70 % of the flops' floor); batch 1, context 32k: 39 and 63 us
-(79 and 69 %); batch 1, context 8192: 16, 20 and 27 us (49, 40 and 41 %): there 4 to 5 us go by before the first
-products (launch, lengths, queries, first blocks, each a latency), and 3 to 4 us into the second launch.
+A tree of 64 nodes and its root are 260 rows: two tiles of 128 and one of 4, whose one busy group takes about half of a
+full tile's time for a block; `tree_attention_plan` gives it fewer programs. Expected, not measured: batch 16, context
+8192: 315 to 330 us (the byte floor of two walks that do not share the L2 is 250), batch 1: 26 us.
+Measured on an H200 with equal shares (CUDA graph, cold cache, GQA 32/8/128, both launches): batch 16, context 8192:
+125 us for 8 nodes (the byte floor), 136 us for 32 (93 %), 250 us for 64 (70 % of the flops' floor); batch 1, context
+32k: 39 and 63 us (79 and 69 %); batch 1, context 8192: 16, 20 and 27 us (49, 40 and 41 %): there 4 to 5 us go by before
+the first products (launch, lengths, queries, first blocks, each a latency), and 3 to 4 us into the second launch.
 """
 
 from __future__ import annotations
@@ -32,9 +37,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .tree_attention_triton import TILES_HOPPER as TILES
-from .tree_attention_triton import Plan
+from .tree_attention_plan import TILES_HOPPER as TILES
+from .tree_attention_plan import Plan
 
 SHARED = gl.NVMMASharedLayout(128, 16, 2)
 
@@ -86,8 +92,8 @@ def _masked(
 
 @gluon.jit
 def _produce(
-    k_desc, v_desc, lengths, length, request, passed, left, num_new, rows_k, rows_v, group, k_smem, v_smem, barriers,
-    BLOCK: gl.constexpr, STAGES: gl.constexpr,
+    k_desc, v_desc, lengths, length, batch, group, request, passed, left, num_new, rows_k, rows_v,
+    k_smem, v_smem, barriers, BLOCK: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The copying warp. Barriers: K there, V there, K free, V free; one of each per stage."""
     step = 0
@@ -107,19 +113,20 @@ def _produce(
             step += 1
         left -= high - passed
         passed = high * 0
-        request += 1
+        group += (request + 1) // batch
+        request = (request + 1) % batch
         length = gl.load(lengths + request, mask=left > 0, other=0).to(gl.int32)
 
 
 @gluon.jit
 def _consume(
     q_ptr, stride_qb, stride_qn, stride_qh, lengths, length, packed, out, partial_values, partial_peaks, partial_sums,
-    request, passed, left, num_new, num_words, log2_scale, q_smem, k_smem, v_smem, barriers,
+    batch, tile, busy, slot_base, group, request, passed, left, num_new, num_words, log2_scale,
+    q_smem, k_smem, v_smem, barriers,
     WARP_GROUP: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, ROWS: gl.constexpr, GROUP: gl.constexpr,
     HEADS: gl.constexpr, MODE: gl.constexpr,
 ):  # fmt: skip
     """A warp group with 64 query rows."""
-    tile, group, program, num_tiles = gl.program_id(0), gl.program_id(1), gl.program_id(2), gl.num_programs(0)
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
     VALUES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
     LINES: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
@@ -189,15 +196,16 @@ def _consume(
         limit = length + num_new - (high - 1) * BLOCK
         if limit < BLOCK:
             v_row = gl.expand_dims(gl.arange(0, BLOCK, layout=gl.SliceLayout(1, PIECES)), 1)
-            for half in gl.static_range(WARP_GROUP, 2, ROWS // 64):  # two warp groups share the columns
-                piece = v_smem.index(slot).slice(half * 64, 64, dim=1)
-                piece.store(gl.where(v_row < limit, piece.load(PIECES), 0.0))
+            for half in gl.static_range(2):  # busy warp groups share the columns
+                if half == WARP_GROUP or (WARP_GROUP == 0 and half >= busy):
+                    piece = v_smem.index(slot).slice(half * 64, 64, dim=1)
+                    piece.store(gl.where(v_row < limit, piece.load(PIECES), 0.0))
             fence_async_shared()
             gl.thread_barrier()
-            if ROWS > 64:
-                # Each multiplies all columns, so they meet first. Both come here equally often, as `limit` is the same.
+            if busy > 1:
+                # Each multiplies all columns, so they meet first. All come here equally often, as `limit` is the same.
                 # The copies that the later one needs are there, since the earlier one has waited for them. No phase is
-                # missed: the next one ends only when all warps of both groups are past this wait.
+                # missed: the next one ends only when all warps of the busy groups are past this wait.
                 mbarrier.arrive(barriers.index(4 * STAGES), count=1)
                 mbarrier.wait(barriers.index(4 * STAGES), cleared & 1)
                 cleared += 1
@@ -217,8 +225,8 @@ def _consume(
             out_at = ((wide * num_new + out_node) * HEADS + group * GROUP + out_row % GROUP) * 128
             gl.store(out + gl.expand_dims(out_at, 1) + dims, values.to(out.dtype.element_ty), mask=stored)
         else:
-            slab = num_tiles * (HEADS // GROUP) * ROWS  # partial rows of one slot
-            base = (wide + program) * slab + group * num_tiles * ROWS
+            place = gl.cast(slot_base + group * batch + request, gl.int64)
+            base = (place - tile) * ROWS  # `out_row` counts from the first tile on
             at = gl.expand_dims((base + out_row) * 128, 1) + dims
             gl.store(partial_values + at, values.to(partial_values.dtype.element_ty), mask=stored)
             row = first_row + gl.arange(0, 64, layout=gl.SliceLayout(1, SCORES))
@@ -226,11 +234,14 @@ def _consume(
             gl.store(partial_sums + base + row, total, mask=row // GROUP < num_new)
         left -= high - passed
         passed = high * 0
-        request += 1
+        group += (request + 1) // batch
+        request = (request + 1) % batch
         length = gl.load(lengths + request, mask=left > 0, other=0).to(gl.int32)
 
 
-@gluon.jit(do_not_specialize=("batch", "num_new", "num_words", "programs", "rows_k", "rows_v"))
+@gluon.jit(
+    do_not_specialize=("batch", "num_new", "num_words", "num_tiles", "programs", "last_programs", "rows_k", "rows_v")
+)
 def _tree_attention_hopper_kernel(
     q_ptr,  # [B, N, H, 128]
     k_desc,  # [B*S, G*128], boxes of BLOCK x 128
@@ -238,76 +249,116 @@ def _tree_attention_hopper_kernel(
     lengths,  # [B]
     packed,  # [B, N, W] int32, where MODE is 0
     out,  # [B, N, H, 128]
-    partial_values,  # [P+B-1, G, tiles, ROWS, 128]
-    partial_peaks,  # [P+B-1, G, tiles, ROWS] fp32
+    partial_values,  # per tile [programs + G*B - 1, ROWS, 128], tile after tile
+    partial_peaks,  # per tile [programs + G*B - 1, ROWS] fp32
     partial_sums,
     stride_qb, stride_qn, stride_qh,
     rows_k, rows_v,  # cache rows from one request to the next
-    batch, num_new, num_words, programs,
+    batch, num_new, num_words, num_tiles, programs, last_programs,
     log2_scale,
     BLOCK: gl.constexpr,
     STAGES: gl.constexpr,
-    GROUPS: gl.constexpr,  # warp groups: 1 or 2
+    GROUPS: gl.constexpr,  # warp groups: 1 to 3
     GROUP: gl.constexpr,  # query heads of a KV head
     HEADS: gl.constexpr,
     MODE: gl.constexpr,  # among new tokens: 0 packed bits, 1 causal, 2 all
     BLOCK_B: gl.constexpr,
 ):  # fmt: skip
-    """Program (query tile, KV head, p): the p-th stretch of the line of blocks."""
+    """Programs of all tiles but the last, tile by tile in turn, then those of the last: each a stretch of the line."""
     SMEM: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     REQUESTS: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     ROWS: gl.constexpr = 64 * GROUPS
-    group, program = gl.program_id(1), gl.program_id(2)
+    KV_HEADS: gl.constexpr = HEADS // GROUP
+    gdc_wait()  # what kernels before this one have written, where this one is launched ahead of their end
+    gdc_launch_dependents()  # the combine kernel's launch and prologue; it waits for this one's end
     index = gl.arange(0, BLOCK_B, layout=REQUESTS)
     if BLOCK_B == 1:
         length = gl.load(lengths).to(gl.int32)
     else:
         every = gl.load(lengths + index, mask=index < batch, other=0).to(gl.int32)
+    pid, others, before_last = gl.program_id(0), gl.maximum(num_tiles - 1, 1), (num_tiles - 1) * programs
+    is_last = pid >= before_last
+    tile = gl.where(is_last, num_tiles - 1, pid % others)
+    program = gl.where(is_last, pid - before_last, pid // others)
+    slot_base = tile * (programs + KV_HEADS * batch - 1) + program
     q_smem = gl.allocate_shared_memory(gl.bfloat16, [GROUPS, 64, 128], SMEM)
     k_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BLOCK, 128], SMEM)
     v_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BLOCK, 128], SMEM)
     barriers = gl.allocate_shared_memory(gl.int64, [4 * STAGES + 1, 1], mbarrier.MBarrierLayout())
+    # A group without rows has nothing `left`: it neither waits nor arrives, and no barrier counts it. Every other group
+    # walks the same blocks in the same order: for each one it waits once for K and once for V, which the copying warp
+    # asks for once each, and arrives once when done with K and once with V, which that warp waits for once per use of
+    # a slot: each phase of a "free" barrier takes `busy` arrivals, one per busy group. So does the meeting.
+    busy = gl.minimum((num_new * GROUP - tile * ROWS + 63) // 64, GROUPS)
     for i in gl.static_range(2 * STAGES):
         mbarrier.init(barriers.index(i), count=1)
-        mbarrier.init(barriers.index(2 * STAGES + i), count=GROUPS)
-    if GROUPS > 1:
-        mbarrier.init(barriers.index(4 * STAGES), count=GROUPS)  # the warp groups have cleared a tile of V
+    for count in gl.static_range(1, GROUPS + 1):
+        if busy == count:
+            for i in gl.static_range(2 * STAGES, 4 * STAGES + 1):
+                mbarrier.init(barriers.index(i), count=count)
     fence_async_shared()
     gl.thread_barrier()
     if BLOCK_B == 1:
-        blocks_all = (length + num_new + BLOCK - 1) // BLOCK
-        programs = gl.minimum(programs, blocks_all)
-        begin = program * blocks_all // programs
-        left = gl.where(program < programs, (program + 1) * blocks_all // programs - begin, 0)
+        line = (length + num_new + BLOCK - 1) // BLOCK
+    else:
+        blocks = gl.where(index < batch, (every + num_new + BLOCK - 1) // BLOCK, 0)
+        line = gl.sum(blocks, axis=0)
+    own = gl.minimum(gl.where(is_last, last_programs, programs), KV_HEADS * line)
+    begin = program * (KV_HEADS * line) // own
+    left = gl.where(program < own, (program + 1) * (KV_HEADS * line) // own - begin, 0)
+    group = begin // line
+    begin -= group * line
+    if BLOCK_B == 1:
         request = program * 0
         passed = begin
     else:
-        blocks = gl.where(index < batch, (every + num_new + BLOCK - 1) // BLOCK, 0)
-        blocks_all = gl.sum(blocks, axis=0)
         ends = gl.associative_scan(blocks, 0, _add)
-        programs = gl.minimum(programs, blocks_all)
-        begin = program * blocks_all // programs
-        left = gl.where(program < programs, (program + 1) * blocks_all // programs - begin, 0)
         request = gl.sum((ends <= begin).to(gl.int32), axis=0)
         passed = begin - gl.sum(gl.where(ends <= begin, blocks, 0), axis=0)
         length = gl.sum(gl.where(index == request, every, 0), axis=0)
+    left_1, left_2 = gl.where(busy > 1, left, 0), gl.where(busy > 2, left, 0)
     # The tuples stand here in full: one kept in a name, or a sum of two, loses its compile-time constants.
-    if GROUPS == 2:
+    if GROUPS == 3:
         gl.warp_specialize(
             [
                 (_consume, (
                     q_ptr, stride_qb, stride_qn, stride_qh, lengths, length, packed, out, partial_values, partial_peaks,
-                    partial_sums, request, passed, left, num_new, num_words, log2_scale,
-                    q_smem, k_smem, v_smem, barriers, 0, BLOCK, STAGES, ROWS, GROUP, HEADS, MODE,
+                    partial_sums, batch, tile, busy, slot_base, group, request, passed, left, num_new, num_words,
+                    log2_scale, q_smem, k_smem, v_smem, barriers, 0, BLOCK, STAGES, ROWS, GROUP, HEADS, MODE,
                 )),
                 (_consume, (
                     q_ptr, stride_qb, stride_qn, stride_qh, lengths, length, packed, out, partial_values, partial_peaks,
-                    partial_sums, request, passed, left, num_new, num_words, log2_scale,
-                    q_smem, k_smem, v_smem, barriers, 1, BLOCK, STAGES, ROWS, GROUP, HEADS, MODE,
+                    partial_sums, batch, tile, busy, slot_base, group, request, passed, left_1, num_new, num_words,
+                    log2_scale, q_smem, k_smem, v_smem, barriers, 1, BLOCK, STAGES, ROWS, GROUP, HEADS, MODE,
+                )),
+                (_consume, (
+                    q_ptr, stride_qb, stride_qn, stride_qh, lengths, length, packed, out, partial_values, partial_peaks,
+                    partial_sums, batch, tile, busy, slot_base, group, request, passed, left_2, num_new, num_words,
+                    log2_scale, q_smem, k_smem, v_smem, barriers, 2, BLOCK, STAGES, ROWS, GROUP, HEADS, MODE,
                 )),
                 (_produce, (
-                    k_desc, v_desc, lengths, length, request, passed, left, num_new, rows_k, rows_v, group, k_smem,
-                    v_smem, barriers, BLOCK, STAGES,
+                    k_desc, v_desc, lengths, length, batch, group, request, passed, left, num_new, rows_k, rows_v,
+                    k_smem, v_smem, barriers, BLOCK, STAGES,
+                )),
+            ],
+            [4, 4, 1], [160, 160, 24],
+        )  # fmt: skip
+    elif GROUPS == 2:
+        gl.warp_specialize(
+            [
+                (_consume, (
+                    q_ptr, stride_qb, stride_qn, stride_qh, lengths, length, packed, out, partial_values, partial_peaks,
+                    partial_sums, batch, tile, busy, slot_base, group, request, passed, left, num_new, num_words,
+                    log2_scale, q_smem, k_smem, v_smem, barriers, 0, BLOCK, STAGES, ROWS, GROUP, HEADS, MODE,
+                )),
+                (_consume, (
+                    q_ptr, stride_qb, stride_qn, stride_qh, lengths, length, packed, out, partial_values, partial_peaks,
+                    partial_sums, batch, tile, busy, slot_base, group, request, passed, left_1, num_new, num_words,
+                    log2_scale, q_smem, k_smem, v_smem, barriers, 1, BLOCK, STAGES, ROWS, GROUP, HEADS, MODE,
+                )),
+                (_produce, (
+                    k_desc, v_desc, lengths, length, batch, group, request, passed, left, num_new, rows_k, rows_v,
+                    k_smem, v_smem, barriers, BLOCK, STAGES,
                 )),
             ],
             [4, 1], [240, 24],
@@ -317,12 +368,12 @@ def _tree_attention_hopper_kernel(
             [
                 (_consume, (
                     q_ptr, stride_qb, stride_qn, stride_qh, lengths, length, packed, out, partial_values, partial_peaks,
-                    partial_sums, request, passed, left, num_new, num_words, log2_scale,
-                    q_smem, k_smem, v_smem, barriers, 0, BLOCK, STAGES, ROWS, GROUP, HEADS, MODE,
+                    partial_sums, batch, tile, busy, slot_base, group, request, passed, left, num_new, num_words,
+                    log2_scale, q_smem, k_smem, v_smem, barriers, 0, BLOCK, STAGES, ROWS, GROUP, HEADS, MODE,
                 )),
                 (_produce, (
-                    k_desc, v_desc, lengths, length, request, passed, left, num_new, rows_k, rows_v, group, k_smem,
-                    v_smem, barriers, BLOCK, STAGES,
+                    k_desc, v_desc, lengths, length, batch, group, request, passed, left, num_new, rows_k, rows_v,
+                    k_smem, v_smem, barriers, BLOCK, STAGES,
                 )),
             ],
             [1], [24],
@@ -358,6 +409,7 @@ def launch(
     plan: Plan,
     mode: int,
     scale_log2: float,
+    early: bool = False,  # launched ahead of the end of the kernel before it (programmatic dependent launch)
 ) -> None:
     """One launch: what a stretch holds whole goes to `out`, else to `partials`."""
     (batch, num_new, num_heads, dim), num_kv = q.shape, k.shape[2]
@@ -367,11 +419,11 @@ def launch(
         rows.append(cache.stride(0) // row if batch > 1 else cache.shape[1])
         matrix = [(batch - 1) * rows[-1] + cache.shape[1], num_kv * dim]
         boxes.append(TensorDescriptor(cache, matrix, [row, 1], [plan.tile.block, dim], SHARED))
-    _tree_attention_hopper_kernel[(plan.num_tiles, num_kv, plan.programs)](
+    _tree_attention_hopper_kernel[(plan.grid,)](
         q, *boxes, lengths, lengths if packed is None else packed, out, *partials, *q.stride()[:3], *rows,
-        batch, num_new, triton.cdiv(num_new, 32), plan.programs, scale_log2,
+        batch, num_new, triton.cdiv(num_new, 32), plan.num_tiles, plan.programs, plan.last_programs, scale_log2,
         BLOCK=plan.tile.block, STAGES=plan.tile.stages, GROUPS=plan.tile.rows // 64, GROUP=num_heads // num_kv,
-        HEADS=num_heads, MODE=mode, BLOCK_B=triton.next_power_of_2(batch), num_warps=4,
+        HEADS=num_heads, MODE=mode, BLOCK_B=triton.next_power_of_2(batch), num_warps=4, launch_pdl=early,
     )  # fmt: skip
 
 
@@ -380,7 +432,8 @@ def _aot(name: str, tile: tuple[int, ...], heads: int, group: int, mode: int, ba
     tensors = {"q_ptr": "*bf16", "lengths": "*i64", "packed": "*i32", "out": "*bf16"}
     tensors |= dict.fromkeys(("partial_values", "partial_peaks", "partial_sums"), "*fp32")
     boxes = dict.fromkeys(("k_desc", "v_desc"), f"tensordesc<bf16[{block}, 128],{SHARED!r}>")
-    numbers = ("stride_qb", "stride_qn", "stride_qh", "rows_k", "rows_v", "batch", "num_new", "num_words", "programs")
+    numbers = ("stride_qb", "stride_qn", "stride_qh", "rows_k", "rows_v", "batch", "num_new", "num_words")
+    numbers += ("num_tiles", "programs", "last_programs")
     return {
         "name": name,
         "kernel": _tree_attention_hopper_kernel,

@@ -2,16 +2,17 @@
 
 What a verify and a draft block run per layer. Query heads that share a KV head and the new tokens together are the rows
 of one matrix product (row = token * R + head), so a context row is read once for all nodes and heads. Work is counted
-in blocks of `Tile.block` cache rows: the requests' blocks (context and new rows, from the first row that a window
-leaves) stand in one line, and each of P programs per (query tile, KV head) takes an equal stretch of it, whatever the
-lengths are: no length is read on the host. A stretch may end one request and begin another. Where it holds all of a
+in blocks of `Tile.block` cache rows: the blocks of all KV heads and requests (context and new rows, from the first row
+that a window leaves) stand in one line, and each of P programs per query tile takes an equal stretch of it, whatever
+the lengths are: no length is read on the host. A stretch may end one request and begin another. Where it holds all of a
 request, the result is final; otherwise an fp32 partial (max, sum, values) goes to the workspace, slot `program +
-request`, and a second launch combines. Whole blocks below `lengths` are not masked at all; the rest goes in sub-blocks
-of at most 64 rows, masked by length, window, and each node's row of ancestor bits, packed in 32-bit words. Rows that no
-token can see (from lengths + N on, and before the window) are not read and may hold NaN; the new rows must be finite,
-as for the torch version. A token that sees nothing gets zeros. Which blocks meet in one partial depends on the other
-requests' lengths: company changes rounding, nothing else. Repeated calls agree bit for bit. All N new rows are visited
-for every query tile: right for a prefill, but it wastes half of the work among the new rows.
+request + B * KV head` of its tile, and a second launch combines. `tree_attention_plan` says how many programs.
+Whole blocks below `lengths` are not masked at all; the rest goes in sub-blocks of at most 64 rows, masked by length,
+window, and each node's row of ancestor bits, packed in 32-bit words. Rows that no token can see (from lengths + N on,
+and before the window) are not read and may hold NaN; the new rows must be finite, as for the torch version. A token
+that sees nothing gets zeros. Which blocks meet in one partial depends on the other requests' lengths: company changes
+rounding, nothing else. Repeated calls agree bit for bit. All N new rows are visited for every query tile: right for a
+prefill, but it wastes half of the work among the new rows.
 Letters: B batch rows, N new tokens, S cache rows, H query heads, G KV heads, R = H/G, D head dim, P programs, W words.
 
 Floor, GQA 32/8/128 in bf16: 4,096 bytes of K/V per context row and request, 16,384 N flops. At context 8192 and batch 1
@@ -25,41 +26,17 @@ dim 128 without a window there: 125, 250, 13.1 and 22 us.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
+from .tree_attention_plan import TILE_32_BIT, TILES_16_BIT, Plan, Tile, tree_attention_plan
+
 WORD = 32  # ancestor bits in one packed word
 MAX_PARTS, ROWS_AT_ONCE = 32, 4096  # partials that a combine program has in flight; rows that an H200 combines at once
-
-
-class Tile(NamedTuple):
-    """Shape of the attention kernel: query rows and cache rows of a step, warps, pipeline depth, CTAs an SM holds."""
-
-    rows: int
-    block: int
-    warps: int
-    stages: int
-    residents: int
-
-
-# Measured on an H200. 64 rows is what one warpgroup's wgmma works on: fewer rows in a step do not save anything.
-TILES_16_BIT = {"narrow": Tile(64, 64, 4, 3, 2), "wide": Tile(128, 64, 8, 3, 1)}
-TILES_HOPPER = {"narrow": Tile(64, 64, 4, 3, 1), "wide": Tile(128, 64, 8, 3, 1), "long": Tile(128, 128, 8, 2, 1)}
-LONG_STRETCH = 6  # blocks of the long tile per program from which on it pays
-TILE_32_BIT = Tile(16, 32, 4, 2, 2)  # plain FMAs (IEEE products): for exactness, not for speed
-
-
-class Plan(NamedTuple):
-    """Grid of one call, from host-known numbers only."""
-
-    tile: Tile
-    num_tiles: int  # query tiles of one KV head
-    programs: int  # P, stretches of the line of blocks
-    partial_rows: int  # rows of values in the workspace; each also has a max and a sum
 
 
 def pack_visible_triton(visible: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -82,43 +59,6 @@ def pack_visible_triton(visible: torch.Tensor, out: torch.Tensor | None = None) 
     return out
 
 
-def tree_attention_plan(
-    batch: int,
-    num_new: int,
-    num_heads: int,
-    num_kv: int,
-    bound: int,  # host integer >= lengths.max()
-    element_size: int,
-    num_sms: int,
-    tile: Tile | None = None,
-    programs: int | None = None,
-    on_hopper: bool = False,  # the kernel of `tree_attention_gluon`
-) -> Plan:
-    """How a call is cut up. `tile` and `programs` (P) override the choice, for tuning."""
-    rows = num_new * (num_heads // num_kv)
-    if tile is None and on_hopper:
-        long = TILES_HOPPER["long"]
-        stretches = max(1, num_sms // (triton.cdiv(rows, long.rows) * num_kv))
-        is_long = batch * triton.cdiv(bound + num_new, long.block) >= LONG_STRETCH * stretches
-        tile = TILES_HOPPER["narrow"] if rows <= 64 else long if is_long else TILES_HOPPER["wide"]
-    elif tile is None:
-        tile = TILE_32_BIT if element_size == 4 else TILES_16_BIT["narrow" if rows <= 64 else "wide"]
-    num_tiles = triton.cdiv(rows, tile.rows)
-    most = batch * triton.cdiv(bound + num_new, tile.block)
-    if programs is None:
-        programs = _fullest_waves(num_tiles * num_kv, num_sms * tile.residents)
-    programs = max(1, min(programs, most))
-    slots = programs + batch - 1 if programs > 1 else 0  # one program holds every request whole
-    return Plan(tile, num_tiles, programs, slots * num_kv * num_tiles * tile.rows)
-
-
-def _fullest_waves(units: int, slots: int) -> int:
-    """P such that units * P programs of equal work leave the fewest of the chip's slots idle; fewer where equal."""
-    if units <= slots:
-        return slots // units
-    return min(range(1, 9), key=lambda p: (math.ceil(units * p / slots) / p * (1 + 0.02 * p), p))
-
-
 def tree_attention_triton(
     q: torch.Tensor,  # [B, N, H, D] bf16, fp16 or fp32
     k: torch.Tensor,  # [B, S, G, D]
@@ -135,10 +75,13 @@ def tree_attention_triton(
     workspace: torch.Tensor | None = None,  # fp32, `workspace_elements` or more
     tile: Tile | None = None,
     programs: int | None = None,
+    plan: Plan | None = None,  # takes the place of `tile` and `programs`
+    early: bool = False,  # in Gluon: launched ahead of the end of the kernel before it, whose results it waits for
 ) -> torch.Tensor:
     """Attention over exactly the cache rows that the specification names, -> [B, N, H, D] in q's dtype.
 
-    Reads nothing on the host. One launch where P is 1, else two; one more to pack `visible` where `packed` is missing.
+    Reads nothing on the host. One launch where no stretch cuts a request, else two; one more to pack `visible` where
+    `packed` is missing.
     """
     _check_operands(q, k, v, lengths, scale, window)
     batch, num_new, num_heads, dim = q.shape
@@ -154,10 +97,10 @@ def tree_attention_triton(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     _check_output(out, q.shape, q.dtype, "out")
     bound = k.shape[1] - num_new if context_bound is None else context_bound
-    is_hopper = not triton.knobs.runtime.interpret and torch.cuda.get_device_capability(q.device)[0] == 9
+    is_hopper = _is_hopper(q)
     in_gluon = is_hopper and tile is None and _gluon().suits(q, k, v, window)
     sizes = (batch, num_new, num_heads, num_kv, bound, q.element_size(), _num_sms(q))
-    plan = tree_attention_plan(*sizes, tile, programs, in_gluon)
+    plan = tree_attention_plan(*sizes, tile, programs, in_gluon) if plan is None else plan
     values, peaks, sums = _carve(workspace, plan.partial_rows, dim, q.device)
     mode = 0 if packed is not None else (1 if causal else 2)
     shared: dict[str, Any] = {
@@ -172,23 +115,24 @@ def tree_attention_triton(
     }
     scale_log2 = scale * math.log2(math.e)
     if in_gluon:
-        _gluon().launch(q, k, v, lengths, packed, out, (values, peaks, sums), plan, mode, scale_log2)
+        _gluon().launch(q, k, v, lengths, packed, out, (values, peaks, sums), plan, mode, scale_log2, early)
     else:
-        _tree_attention_kernel[(plan.num_tiles, num_kv, plan.programs)](
+        _tree_attention_kernel[(plan.grid,)](
             *(q, k, v, lengths, q if packed is None else packed, out, values, peaks, sums),
             *(q.stride(0), k.stride(0), v.stride(0)),
-            *(batch, num_new, num_words, plan.programs, window or 0, scale_log2),
+            *(batch, num_new, num_words, *plan[1:4], window or 0, scale_log2),
             *(*q.stride()[1:3], *k.stride()[1:3], *v.stride()[1:3]),
             MODE=mode, SUB=min(plan.tile.block, 64), INTERPRET=triton.knobs.runtime.interpret,
             num_warps=plan.tile.warps, num_stages=plan.tile.stages, **shared,
         )  # fmt: skip
-    if plan.programs > 1:
+    if plan.partial_rows > 0:
         # One warp a row: with more, sums over partials cross warps, at twice the time (measured on an H200). Where not
         # all rows are there at once, fewer programs count for more.
         chunk = 1 if num_new * num_heads * batch <= ROWS_AT_ONCE else 4
+        parts = triton.next_power_of_2(triton.cdiv(max(plan.programs, plan.last_programs), num_kv))
         _tree_attention_combine_kernel[(triton.cdiv(num_new * num_heads, chunk), batch)](
-            *(lengths, values, peaks, sums, out, batch, num_new, plan.num_tiles, plan.programs, window or 0),
-            CHUNK=chunk, PARTS=min(MAX_PARTS // chunk, triton.next_power_of_2(plan.programs)), IS_DEPENDENT=is_hopper,
+            *(lengths, values, peaks, sums, out, batch, num_new, *plan[1:4], window or 0),
+            CHUNK=chunk, PARTS=min(MAX_PARTS // chunk, parts), IS_DEPENDENT=is_hopper,
             num_warps=chunk, **({"launch_pdl": True} if is_hopper else {}), **shared,
         )  # fmt: skip
     return out
@@ -211,6 +155,10 @@ def _carve(
     _require(workspace.numel() >= size, f"workspace has {workspace.numel()} elements, this call needs {size}")
     flat, split = workspace.view(-1), partial_rows * dim
     return flat[:split], flat[split : split + partial_rows], flat[split + partial_rows : size]
+
+
+def _is_hopper(tensor: torch.Tensor) -> bool:
+    return not triton.knobs.runtime.interpret and torch.cuda.get_device_capability(tensor.device)[0] == 9
 
 
 def _gluon() -> Any:
@@ -280,17 +228,22 @@ def _pack_visible_kernel(
 
 @triton.jit
 def _line_of_blocks(
-    lengths, batch, num_new, programs, window, BLOCK: tl.constexpr, BLOCK_B: tl.constexpr, WINDOWED: tl.constexpr
+    lengths, batch, num_new, window, BLOCK: tl.constexpr, BLOCK_B: tl.constexpr, WINDOWED: tl.constexpr
 ):  # fmt: skip
-    """-> blocks [BLOCK_B] of each request, their running sum, their number T, and how many programs get one (<= T)."""
+    """-> blocks [BLOCK_B] of each request for one KV head, their running sum, and their number."""
     index = tl.arange(0, BLOCK_B)
     length = tl.load(lengths + index, mask=index < batch, other=0).to(tl.int32)
     blocks = (length + num_new + BLOCK - 1) // BLOCK
     if WINDOWED:
         blocks -= tl.maximum(length - window + 1, 0) // BLOCK
     blocks = tl.where(index < batch, blocks, 0)
-    total = tl.sum(blocks, axis=0)
-    return blocks, tl.cumsum(blocks, axis=0), total, tl.minimum(programs, total)
+    return blocks, tl.cumsum(blocks, axis=0), tl.sum(blocks, axis=0)
+
+
+@triton.jit
+def _programs_of(tile, line, num_tiles, programs, last_programs, KV_HEADS: tl.constexpr):
+    """How many programs of a query tile get a stretch of its line, which has `line` blocks per KV head."""
+    return tl.minimum(tl.where(tile == num_tiles - 1, last_programs, programs), KV_HEADS * line)
 
 
 @triton.jit
@@ -341,7 +294,7 @@ def _ancestor_bits(packed, row_valid, num_words, offset):
     return low, high
 
 
-@triton.jit(do_not_specialize=("batch", "num_new", "num_words", "programs", "window"))
+@triton.jit(do_not_specialize=("batch", "num_new", "num_words", "num_tiles", "programs", "last_programs", "window"))
 def _tree_attention_kernel(
     q_ptr,  # [B, N, H, D]
     k_ptr,  # [B, S, G, D]
@@ -349,11 +302,11 @@ def _tree_attention_kernel(
     lengths,  # [B]
     packed,  # [B, N, W] int32, where MODE is 0
     out,  # [B, N, H, D]
-    partial_values,  # [P+B-1, G, tiles, ROWS, D] fp32
-    partial_peaks,  # [P+B-1, G, tiles, ROWS]
+    partial_values,  # per tile [programs + G*B - 1, ROWS, D] fp32, tile after tile
+    partial_peaks,  # per tile [programs + G*B - 1, ROWS]
     partial_sums,
     stride_qb, stride_kb, stride_vb,
-    batch, num_new, num_words, programs, window,
+    batch, num_new, num_words, num_tiles, programs, last_programs, window,
     log2_scale,  # scale * log2(e)
     # A model's strides, compiled in: addresses of a tile are then one register and immediates.
     STRIDE_QN: tl.constexpr, STRIDE_QH: tl.constexpr,
@@ -371,13 +324,20 @@ def _tree_attention_kernel(
     DIM: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):  # fmt: skip
-    """Program (query tile, KV head, p): the p-th stretch of the line of blocks. Tiles that share rows run together."""
-    tile, group, program = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    blocks, ends, total_blocks, programs = _line_of_blocks(
-        lengths, batch, num_new, programs, window, BLOCK, BLOCK_B, WINDOWED
-    )
-    begin = program * total_blocks // programs
-    left = tl.where(program < programs, (program + 1) * total_blocks // programs - begin, 0)
+    """Programs of all tiles but the last, tile by tile in turn as they share rows, then those of the last: each has a
+    stretch of its tile's line."""
+    KV_HEADS: tl.constexpr = HEADS // GROUP
+    pid, before_last = tl.program_id(0), (num_tiles - 1) * programs
+    others = tl.maximum(num_tiles - 1, 1)
+    tile = tl.where(pid >= before_last, num_tiles - 1, pid % others)
+    program = tl.where(pid >= before_last, pid - before_last, pid // others)
+    slot_base = tile * (programs + KV_HEADS * batch - 1) + program
+    blocks, ends, line = _line_of_blocks(lengths, batch, num_new, window, BLOCK, BLOCK_B, WINDOWED)
+    own = _programs_of(tile, line, num_tiles, programs, last_programs, KV_HEADS)
+    begin = program * (KV_HEADS * line) // own
+    left = tl.where(program < own, (program + 1) * (KV_HEADS * line) // own - begin, 0)
+    group = begin // line
+    begin -= group * line
     request = tl.sum((ends <= begin).to(tl.int32), axis=0)
     passed = begin - tl.sum(tl.where(ends <= begin, blocks, 0), axis=0)  # blocks of the request before the stretch
 
@@ -464,24 +424,24 @@ def _tree_attention_kernel(
             out_row = out + ((wide * num_new + node) * HEADS + head)[:, None] * DIM + dims[None, :]
             tl.store(out_row, values.to(out.dtype.element_ty), mask=stored)
         else:
-            slab = tl.num_programs(0) * tl.num_programs(1) * ROWS  # partial rows of one slot
-            slot_row = (wide + program) * slab + group * tl.num_programs(0) * ROWS + row
+            slot_row = (tl.cast(slot_base + group * batch + request, tl.int64) - tile) * ROWS + row
             tl.store(partial_values + slot_row[:, None] * DIM + dims[None, :], values, mask=stored)
             tl.store(partial_peaks + slot_row, peak, mask=row_valid)
             tl.store(partial_sums + slot_row, total, mask=row_valid)
         left -= high - low
         passed = 0
-        request += 1
+        group += (request + 1) // batch
+        request = (request + 1) % batch
 
 
-@triton.jit(do_not_specialize=("batch", "num_new", "num_tiles", "programs", "window"))
+@triton.jit(do_not_specialize=("batch", "num_new", "num_tiles", "programs", "last_programs", "window"))
 def _tree_attention_combine_kernel(
     lengths,
     partial_values,
     partial_peaks,
     partial_sums,
     out,  # [B, N, H, D]
-    batch, num_new, num_tiles, programs, window,
+    batch, num_new, num_tiles, programs, last_programs, window,
     HEADS: tl.constexpr,
     CHUNK: tl.constexpr,
     PARTS: tl.constexpr,
@@ -495,34 +455,36 @@ def _tree_attention_combine_kernel(
     IS_DEPENDENT: tl.constexpr,  # launched while the partials are still being written
 ):  # fmt: skip
     """Program (CHUNK of the N * H rows of out, request): the partials of a request that lies in several stretches."""
+    KV_HEADS: tl.constexpr = HEADS // GROUP
     request = tl.program_id(1)
-    wide = tl.cast(request, tl.int64)
-    blocks, _, total_blocks, programs = _line_of_blocks(
-        lengths, batch, num_new, programs, window, BLOCK, BLOCK_B, WINDOWED
-    )
+    flat = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    node, head = flat // HEADS, flat % HEADS
+    tile_row = node * GROUP + head % GROUP
+    tile, group = tile_row // ROWS, head // GROUP
+    blocks, _, line = _line_of_blocks(lengths, batch, num_new, window, BLOCK, BLOCK_B, WINDOWED)
     index = tl.arange(0, BLOCK_B)
-    begin = tl.sum(tl.where(index < request, blocks, 0), axis=0)
-    end = tl.sum(tl.where(index <= request, blocks, 0), axis=0)
+    begin = group * line + tl.sum(tl.where(index < request, blocks, 0), axis=0)
+    end = group * line + tl.sum(tl.where(index <= request, blocks, 0), axis=0)
     # Program p has blocks p*T//P up to (p+1)*T//P: the one that has block s is the largest p with p*T < (s+1)*P.
-    first = ((begin + 1) * programs - 1) // total_blocks
-    last = (end * programs - 1) // total_blocks
+    own = _programs_of(tile, line, num_tiles, programs, last_programs, KV_HEADS)
+    first = ((begin + 1) * own - 1) // (KV_HEADS * line)
+    last = (end * own - 1) // (KV_HEADS * line)
+    is_cut = (last > first) & (node < num_new)
+    longest = tl.max(tl.where(is_cut, last - first + 1, 0), axis=0)
+    slot_base = tl.cast(tile * (programs + KV_HEADS * batch - 1) + group * batch + request, tl.int64)
+    row_base = slot_base * ROWS + tile_row % ROWS
     if IS_DEPENDENT:
         gdc_wait()
-    if last > first:
-        flat = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
-        node, head = flat // HEADS, flat % HEADS
-        row_valid = node < num_new
+    if longest > 0:
         dims = tl.arange(0, BLOCK_D)
         dim_valid = dims < DIM
-        slab = HEADS // GROUP * num_tiles * ROWS
-        slab_row = (head // GROUP) * num_tiles * ROWS + node * GROUP + head % GROUP
         values = tl.zeros([CHUNK, BLOCK_D], dtype=tl.float32)
         peak = tl.full([CHUNK], float("-inf"), dtype=tl.float32)
         total = tl.zeros([CHUNK], dtype=tl.float32)
-        for base in range(first, last + 1, PARTS):
-            program = base + tl.arange(0, PARTS)
-            slot_row = (wide + program)[None, :] * slab + slab_row[:, None]  # [CHUNK, PARTS]
-            there = (program <= last)[None, :] & row_valid[:, None]
+        for base in range(0, longest, PARTS):
+            program = first[:, None] + base + tl.arange(0, PARTS)[None, :]  # [CHUNK, PARTS]
+            slot_row = row_base[:, None] + program * ROWS
+            there = (program <= last[:, None]) & is_cut[:, None]
             peaks = tl.load(partial_peaks + slot_row, mask=there, other=float("-inf"))
             sums = tl.load(partial_sums + slot_row, mask=there, other=0.0)
             parts = tl.load(
@@ -538,12 +500,12 @@ def _tree_attention_combine_kernel(
             values = values * keep[:, None] + tl.sum(weights[:, :, None] * parts, axis=1)
             peak = new_peak
         values = values / tl.where(total == 0, 1.0, total)[:, None]
-        out_row = out + (wide * num_new * HEADS + flat)[:, None] * DIM + dims[None, :]
-        tl.store(out_row, values.to(out.dtype.element_ty), mask=row_valid[:, None] & dim_valid[None, :])
+        out_row = out + (tl.cast(request, tl.int64) * num_new * HEADS + flat)[:, None] * DIM + dims[None, :]
+        tl.store(out_row, values.to(out.dtype.element_ty), mask=is_cut[:, None] & dim_valid[None, :])
 
 
 _STRIDES = ("stride_qb", "stride_kb", "stride_vb")
-_COUNTS = ("batch", "num_new", "num_words", "programs", "window")
+_COUNTS = ("batch", "num_new", "num_words", "num_tiles", "programs", "last_programs", "window")
 _PARTIALS = ("partial_values", "partial_peaks", "partial_sums")
 
 
@@ -580,7 +542,7 @@ AOT = (
         "signature": {"lengths": "*i64"}
         | dict.fromkeys(_PARTIALS, "*fp32")
         | {"out": "*bf16"}
-        | dict.fromkeys(("batch", "num_new", "num_tiles", "programs", "window"), "i32"),
+        | dict.fromkeys(("batch", "num_new", "num_tiles", "programs", "last_programs", "window"), "i32"),
         "divisible_by_16": ("lengths", *_PARTIALS, "out"),
         "constexprs": {"CHUNK": 1, "PARTS": 32, "BLOCK": 64, "BLOCK_B": 16, "BLOCK_D": 128, "IS_DEPENDENT": True}
         | {"ROWS": 64, "GROUP": 4, "DIM": 128, "HEADS": 32, "WINDOWED": False},

@@ -21,10 +21,10 @@ needs_hopper = pytest.mark.skipif(
 )
 
 
-def compiled(stem: str) -> dict[str, dict]:
+def answer(script: str, *arguments: str, **settings: str) -> dict:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
-    environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(Path(__file__).with_name("gluon_child.py")), stem]
+    environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | settings
+    command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.rpartition("ANSWER")[2])
@@ -34,7 +34,7 @@ def test_mla_compiles_for_hopper_without_spills():
     """Products as planned: a pair of tiles is two times 36 for scores, half of them in each warp group, and in each
     group 8 for the values of both tiles; one wait per chain of products (a compiler that sees a hazard puts one behind
     every instruction); tiles by the copy engine."""
-    entries = compiled("mla_tree_attention_gluon")
+    entries = answer("gluon_child.py", "mla_tree_attention_gluon")
     assert len(entries) == 3
     for name, numbers in entries.items():
         counts = numbers["instructions"]
@@ -47,7 +47,7 @@ def test_mla_compiles_for_hopper_without_spills():
 
 def test_gqa_compiles_for_hopper_without_spills():
     """As for MLA; the longest tile may keep two words per request on the stack, outside of the loop over blocks."""
-    entries = compiled("tree_attention_gluon")
+    entries = answer("gluon_child.py", "tree_attention_gluon")
     assert len(entries) == 4
     for name, numbers in entries.items():
         counts = numbers["instructions"]
@@ -56,6 +56,15 @@ def test_gqa_compiles_for_hopper_without_spills():
         assert numbers["shared"] <= 227 * 1024, name
         assert counts["wgmma waits"] <= 8 < sum(count for kind, count in counts.items() if "HGMMA" in kind), name
         assert counts["UTMALDG"] == 4, name
+        assert counts["ACQBULK"] == counts["PREEXIT"] == 1, name  # waits for what came before, lets the next one start
+
+
+def test_gqa_emulated_ends_and_equals_the_specification():
+    """Its source on a CPU, partitions as threads: each barrier gets as many arrivals as it is waited for, whatever
+    tiles, shares of programs, lengths and idle warp groups; combined by the product's kernel, interpreted."""
+    answers = answer("gluon_emulated.py", TRITON_INTERPRET="1")
+    assert len(answers) >= 14
+    assert {name: problem for name, problem in answers.items() if problem} == {}
 
 
 def case(num_new: int, kind: str, idle: bool, generator: torch.Generator) -> tuple[list[int], torch.Tensor]:
@@ -111,7 +120,7 @@ def test_mla_equals_dense(num_new, heads, kind, splits):
 
 
 @needs_hopper
-@pytest.mark.parametrize("num_new", [1, 5, 40, 70])
+@pytest.mark.parametrize("num_new", [1, 5, 33, 40, 65, 70])
 @pytest.mark.parametrize(("heads", "kind", "programs"), [(32, "tree", None), (32, "causal", 1), (64, "full", 7)])
 def test_gqa_equals_dense(num_new, heads, kind, programs):
     """Rows past the last one hold NaN; stretches of one program that hold many requests, and the other way round."""

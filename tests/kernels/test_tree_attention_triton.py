@@ -12,10 +12,12 @@ import pytest
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 
 INTERPRETED = '''
-import dataclasses, json, sys, traceback
+import dataclasses, itertools, json, sys, traceback
 from functools import partial
 import torch
+from ddbench.kernels import tree_attention_triton as launcher
 from ddbench.kernels.tree_attention import dense_mask, tree_attention_dense
+from ddbench.kernels.tree_attention_plan import cut
 from ddbench.kernels.tree_attention_triton import (
     Tile, pack_visible_triton, tree_attention_plan, tree_attention_triton, workspace_elements,
 )
@@ -24,6 +26,7 @@ from ddbench.reference import tree_attention as spec
 from ddbench.testing import poison, relative_error, to_float64
 
 torch.set_num_threads(1)
+launcher.ROWS_AT_ONCE = 20  # above it a combine program has four rows
 SCALE, TILES = 0.3, (Tile(16, 16, 4, 2, 1), Tile(64, 32, 4, 2, 1), Tile(32, 128, 4, 2, 1))
 
 
@@ -206,19 +209,37 @@ def bf16_within_budget():
         assert got.dtype == torch.bfloat16 and relative_error(got, exact) <= budget
 
 
+def tiles_share_out_programs():
+    """The last tile with programs of its own number, stretches that begin and end inside of KV heads, and none."""
+    for heads, kv_heads, all_shares in ((2, 1, ((5, 3), (1, 5))), (6, 2, ((3, 200), (5, 4)))):
+        inputs = shaped((45, 0, 17), num_new=11, heads=heads, kv_heads=kv_heads)
+        expected = spec.tree_attention(**inputs)
+        for shares in all_shares:
+            agree(inputs, expected, plan=cut(3, kv_heads, 11 * heads // kv_heads, TILES[0], *shares))
+
+
 def plans_fill_the_chip():
     """A plan holds slots for every partial, never more programs than blocks, and no fuller chip than there is."""
-    for batch in (1, 2, 4, 8, 16):
-        for num_new in (1, 8, 16, 17, 32, 64, 256):
-            for bound in (0, 100, 8192, 32768):
-                plan = tree_attention_plan(batch, num_new, 32, 8, bound, 2, 132)
-                blocks = batch * -(-(bound + num_new) // plan.tile.block)
-                assert 1 <= plan.programs <= blocks and plan.num_tiles * plan.tile.rows >= num_new * 4
-                slots = plan.partial_rows / (8 * plan.num_tiles * plan.tile.rows)
-                assert slots == (0 if plan.programs == 1 else plan.programs + batch - 1)
-                grid = 8 * plan.num_tiles * plan.programs
-                if bound >= 8192 and num_new <= 64:
-                    assert 0.9 < grid / (132 * plan.tile.residents) <= 1, (batch, num_new, bound, plan)
+    for batch, num_new, bound, on_hopper in itertools.product(
+        (1, 2, 4, 8, 16), (1, 8, 9, 16, 17, 32, 33, 64, 65, 256), (0, 100, 8192, 32768), (False, True)
+    ):
+        plan = tree_attention_plan(batch, num_new, 32, 8, bound, 2, 132, on_hopper=on_hopper)
+        blocks = 8 * batch * -(-(bound + num_new) // plan.tile.block)
+        counts = [plan.programs] * (plan.num_tiles - 1) + [plan.last_programs]
+        assert all(1 <= count <= blocks for count in counts) and plan.num_tiles * plan.tile.rows >= num_new * 4
+        assert plan.grid == sum(counts)
+        slots = 0 if all(8 % count == 0 for count in counts) else sum(counts) + len(counts) * (8 * batch - 1)
+        assert plan.partial_rows == slots * plan.tile.rows
+        assert on_hopper or plan.programs == plan.last_programs
+        if bound >= 8192 and (num_new <= 64 or on_hopper and num_new == 65):
+            assert 0.9 < plan.grid / (132 * plan.tile.residents) <= 1, (batch, num_new, bound, plan)
+
+
+def a_tile_with_few_rows_gets_few_programs():
+    """65 tokens of 4 heads are two tiles of 128 rows and one of 4."""
+    for batch in (1, 16):
+        plan = tree_attention_plan(batch, 65, 32, 8, 8192, 2, 132, on_hopper=True)
+        assert plan.num_tiles == 3 and 1.3 < plan.programs / plan.last_programs < 2.5, plan
 
 
 def bad_arguments_are_refused():
@@ -254,6 +275,7 @@ CHECKS = [
     token_that_sees_nothing_gets_zeros, block_is_bidirectional, chain_shaped_tree_equals_causal, polarity,
     scratch_and_output_are_not_read, bound_only_shapes_the_grid, company_only_rounds, repeats_agree_bit_for_bit,
     views_and_narrow_lengths, prefill_in_many_tiles, bf16_within_budget, plans_fill_the_chip, bad_arguments_are_refused,
+    tiles_share_out_programs, a_tile_with_few_rows_gets_few_programs,
 ]
 answers = {}
 for check in CHECKS:
@@ -322,6 +344,8 @@ CHECKS = (
     "bf16_within_budget",
     "plans_fill_the_chip",
     "bad_arguments_are_refused",
+    "tiles_share_out_programs",
+    "a_tile_with_few_rows_gets_few_programs",
 )
 
 
