@@ -432,8 +432,10 @@ def _aot(name: str, tile: tuple[int, ...], heads: int, group: int, mode: int, ba
     tensors = {"q_ptr": "*bf16", "lengths": "*i64", "packed": "*i32", "out": "*bf16"}
     tensors |= dict.fromkeys(("partial_values", "partial_peaks", "partial_sums"), "*fp32")
     boxes = dict.fromkeys(("k_desc", "v_desc"), f"tensordesc<bf16[{block}, 128],{SHARED!r}>")
-    numbers = ("stride_qb", "stride_qn", "stride_qh", "rows_k", "rows_v", "batch", "num_new", "num_words")
-    numbers += ("num_tiles", "programs", "last_programs")
+    numbers = (
+        *("stride_qb", "stride_qn", "stride_qh", "rows_k", "rows_v", "batch", "num_new", "num_words"),
+        *("num_tiles", "programs", "last_programs"),
+    )
     return {
         "name": name,
         "kernel": _tree_attention_hopper_kernel,

@@ -67,7 +67,8 @@ class HeapSearch:
 
 def tree_build_heap(log_probs: torch.Tensor, token_ids: torch.Tensor, node_budget: int) -> Trees:
     """The three steps one after the other."""
-    search = HeapSearch(*log_probs.shape, node_budget, log_probs.device)
+    batch, horizon, k = log_probs.shape
+    search = HeapSearch(batch, horizon, k, node_budget, log_probs.device)
     search.fetch(log_probs, token_ids)
     if log_probs.is_cuda:
         torch.cuda.current_stream().synchronize()
