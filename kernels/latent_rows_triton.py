@@ -6,7 +6,7 @@ registers by one warp (R up to 512): no barrier. It loads its row beside the len
 write. fp32 inside, each part rounded once. Rows never meet: a row does not depend on the batch.
 
 Floor, K2.6 (512 + 64), 65 nodes: 150 KB, nothing; 16 requests 2.4 MB, 0.6 us at 4.4 TB/s.
-Prediction on an H200, in a graph (not yet run): 2 us for one request, 2.5 us for 16 of 65 nodes: latency binds (one
+On an H200 in a graph (`bench-ops`, cold) 2.5 us for one request, 2.8 us for 16; predicted 2 and 2.5: latency binds (one
 load, one sum over a warp, one store), as for the launches before it that it replaces.
 If it misses: into the launch that normalises q's compressed row, whose input may hold these rows too.
 """

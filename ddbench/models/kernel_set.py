@@ -86,7 +86,7 @@ def _latent_rows(
     rows: _Rows,
     cache: torch.Tensor,
 ) -> None:
-    """`kernels.latent_rows` for rows that are known to lie in the cache."""
+    """`kernels.latent_rows` for rows that the engine knows to lie in the cache: skipping others takes ten ops a layer."""
     latent, k_rope = kv.split((len(norm_weight), kv.shape[-1] - len(norm_weight)), dim=-1)
     rotated = rope.rope(k_rope[:, :, None], cos_rows, sin_rows)[:, :, 0]
     cache[rows] = torch.cat((rms_norm.rms_norm(latent, norm_weight, eps), rotated), dim=-1)
@@ -105,7 +105,7 @@ def _qk_rows(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
 ) -> torch.Tensor:
-    """`kernels.qk_rows` for rows that are known to lie in the cache."""
+    """`kernels.qk_rows`, likewise."""
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm.rms_norm(q, q_norm, eps), rms_norm.rms_norm(k, k_norm, eps)
     k_cache[rows], v_cache[rows] = rope.rope(k, cos_rows, sin_rows), v
