@@ -86,7 +86,7 @@ def _latent_rows(
     rows: _Rows,
     cache: torch.Tensor,
 ) -> None:
-    """`kernels.latent_rows` for rows that the engine knows to lie in the cache: skipping others takes ten ops a layer."""
+    """`kernels.latent_rows` for rows that are known to lie in the cache: to skip others takes ten ops a layer."""
     latent, k_rope = kv.split((len(norm_weight), kv.shape[-1] - len(norm_weight)), dim=-1)
     rotated = rope.rope(k_rope[:, :, None], cos_rows, sin_rows)[:, :, 0]
     cache[rows] = torch.cat((rms_norm.rms_norm(latent, norm_weight, eps), rotated), dim=-1)
