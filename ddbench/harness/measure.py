@@ -65,6 +65,7 @@ def measure_case(job: Job, notify: Notify) -> tuple[CaseResult, CaseTables | Non
     verdict = check_parity(case, models, engine, workload.measured)
     observed: list[Observed] = []
     op_counts: dict[str, int] = {}
+    happened: dict[str, int] = {}
     warmup_ns: tuple[int, ...] = ()
     if verdict.status != "diverged":
         notify("warm-up")
@@ -73,6 +74,7 @@ def measure_case(job: Job, notify: Notify) -> tuple[CaseResult, CaseTables | Non
         with watched(engine) as events:
             observed = _run_passes(case, engine, workload.measured, notify)
         events.check()
+        happened = events.counters()  # before the counting pass, whose replays are not the timed ones
         notify("counting ops")
         op_counts = count_ops(engine, workload.measured, case.workload.concurrency)
         notify("checking outputs")
@@ -100,7 +102,7 @@ def measure_case(job: Job, notify: Notify) -> tuple[CaseResult, CaseTables | Non
         passes=tuple(one.summary for one in observed),
         stage_costs=case_costs(case, models, observed),
         path_used=path_used(case.engine, observed),
-        counters=count(observed[0].rows) | op_counts | events.counters(),
+        counters=count(observed[0].rows) | op_counts | happened,
         output_digest=output_digest(observed[0].outputs),
         peak_memory_bytes=peak_memory_bytes(case.engine),
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -176,6 +178,24 @@ def test_a_part_that_took_another_path_is_not_measured_under_its_name(monkeypatc
     monkeypatch.setattr(measure, "pass_rows", fell_back)
     with pytest.raises(DdbenchError, match="'fused' was asked for, 'sequential' ran"):
         measured(job())
+
+
+def test_what_the_counting_pass_replays_is_not_counted_as_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = SimpleNamespace(replays=0, check=lambda: None)
+    events.counters = lambda: {"graph_replays": events.replays}
+    real_passes, real_count = measure._run_passes, measure.count_ops
+
+    def replaying(real: Any, count: int) -> Any:
+        def run(*args: Any) -> Any:
+            events.replays += count
+            return real(*args)
+
+        return run
+
+    monkeypatch.setattr(measure, "watched", lambda engine: nullcontext(events))
+    monkeypatch.setattr(measure, "_run_passes", replaying(real_passes, 5))
+    monkeypatch.setattr(measure, "count_ops", replaying(real_count, 100))
+    assert ok(job("ar"))[0].counters["graph_replays"] == 5
 
 
 def test_phases_are_announced_in_order() -> None:
