@@ -217,13 +217,13 @@ def _part(
     wasteful = [floor for floor in known if is_wasteful(floor)]
     sentences = [sharing.sentence] if sharing.sentence else []
     if wasteful:
-        stages = [f"{_plain(floor.stage)} ({floor.distance:.2g}x)" for floor in wasteful]
+        stages = [f"{_plain(floor.stage)} ({units.significant(floor.distance, 2)}x)" for floor in wasteful]
         sentences.append(f"bandwidth is wasted in {units.listed(stages)}, set against the time of its fewest bytes")
     if not sentences:
         return Part("not_measured", "")
     text = f"At concurrency {concurrency}: {'; '.join(sentences)}."
     if wasteful:
-        shown = [f"{_plain(floor.stage)} {floor.distance:.2g}x" for floor in wasteful[:SHOWN]]
+        shown = [f"{_plain(floor.stage)} {units.significant(floor.distance, 2)}x" for floor in wasteful[:SHOWN]]
         brief = f"{sharing.brief + '; ' if sharing.brief else ''}{units.listed(shown)} the time of its fewest bytes"
         return Part("mixed" if sharing.verdict == "yes" else "no", text, f"c={concurrency}: {brief}")
     return Part(sharing.verdict, text, f"c={concurrency}: {sharing.brief}")

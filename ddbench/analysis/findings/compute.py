@@ -179,7 +179,7 @@ def added(found: Decomposition) -> str:
     largest = found.largest
     if contests.standing(found.contest.cost) != "ahead" or largest is None or isinstance(largest.share, NotMeasured):
         return ""
-    return f" ({largest.part.replace('_', ' ')} adds {100 * largest.share.value:.2g} %)"
+    return f" ({largest.part.replace('_', ' ')} adds {units.significant(100 * largest.share.value, 2)} %)"
 
 
 def _tree(basis: Basis, contest: Contest) -> Part:
