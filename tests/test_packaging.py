@@ -38,7 +38,7 @@ for package in (ddbench.kernels, ddbench.reference):
     for folder in package.__path__:
         print(folder)
         for path in pathlib.Path(folder).glob("*.py"):
-            if has_triton or not path.stem.endswith("_triton"):
+            if has_triton or not path.stem.endswith(("_triton", "_gluon")):
                 importlib.import_module(f"{package.__name__}.{path.stem}")
 """
 
