@@ -142,12 +142,20 @@ class WorkloadSpec(Record):
     prompt_seed: Seed = Field(default=0, description="which prompts are chosen")
 
 
+Tool = Literal["nsys", "ncu", "torch"]
+
+
 class CaptureSpec(Record):
-    """How a case is observed: warm-up, repeats of the clean pass, and whether stages get their own pass."""
+    """How a case is observed: warm-up, repeats of the clean pass, what else gets a pass of its own."""
+
+    ADDED = ("tools", "first_round", "num_rounds")
 
     mode: Literal["none", "stages"] = Field(
         default="stages", description="stages: an attributed pass after the clean one; none"
     )
+    tools: tuple[Tool, ...] = Field(default=(), description="profilers, each with a run of its own: nsys, ncu, torch")
+    first_round: int = Field(default=4, ge=0, le=2**20, description="a profiler's window begins with this round")
+    num_rounds: int = Field(default=16, ge=1, le=10_000, description="rounds in the window; ncu takes 2 at most")
     num_warmup_requests: int = Field(default=2, ge=0, le=10_000, description="other prompts, before anything is timed")
     num_rehearsals: int | None = Field(
         default=None,

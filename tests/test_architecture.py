@@ -92,7 +92,7 @@ class Layer:
     others: tuple[str, ...] | None = None
 
 
-BASE = ("ddbench.errors", "ddbench.records", "ddbench.spec", "ddbench.units")
+BASE = ("ddbench.captured", "ddbench.errors", "ddbench.records", "ddbench.spec", "ddbench.units")
 PARTS = tuple(f"ddbench.engine.{name}" for name in PART_FIELDS)
 STAGES = "ddbench.engine.stages"  # plain names, no torch
 # What parts share: the engine's records and protocols, never the round, the scheduler or each other.
@@ -127,7 +127,11 @@ LAYERS = (
     Layer(PARTS, PART_IMPORTS),
     Layer(("ddbench.engine.recording",), RECORDING_IMPORTS),  # of any work that is launched, whatever it computes
     Layer(("ddbench.engine",), ("ddbench.engine", *MODELS)),
-    Layer(("ddbench.harness",), ("ddbench.harness", "ddbench.engine", "ddbench.experiments", *MODELS)),
+    Layer(
+        ("ddbench.harness",),
+        # names of NVTX ranges have one home, beside the analysis that finds them
+        ("ddbench.harness", "ddbench.engine", "ddbench.experiments", "ddbench.analysis.nsys.names", *MODELS),
+    ),
     Layer(
         ("ddbench.opbench",),  # a command's body: measures with the harness's ceilings and reports as the reports do
         ("ddbench.opbench", "ddbench.commands", "ddbench.testing", *OPBENCH_HARNESS, *OPBENCH_REPORT, *MODELS),

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from ddbench.errors import SchemaError, UserError
 from ddbench.spec import (
     ARMS,
+    CaptureSpec,
     Case,
     EngineSpec,
     Record,
@@ -115,14 +116,14 @@ def test_a_field_added_later_changes_no_digest_until_it_is_set() -> None:
         changed = Case(arm="ar", engine=EngineSpec(**engine), workload=WorkloadSpec(**workload))  # type: ignore[arg-type]
         assert changed.digest() != case.digest()
     values = case.model_dump(mode="json")
-    for name, model in (("engine", EngineSpec), ("workload", WorkloadSpec)):
+    for name, model in (("engine", EngineSpec), ("workload", WorkloadSpec), ("capture", CaptureSpec)):
         values[name] = {field: value for field, value in values[name].items() if field not in model.ADDED}
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     assert case.digest() == hashlib.sha256(text.encode()).hexdigest()[:16]
     assert Case.model_validate(values) == case, "what was written before the fields still loads"
 
 
-@pytest.mark.parametrize("model", [EngineSpec, WorkloadSpec])
+@pytest.mark.parametrize("model", [EngineSpec, WorkloadSpec, CaptureSpec])
 def test_added_fields_exist_and_have_defaults(model: type[Record]) -> None:
     assert model.ADDED
     assert all(not model.model_fields[name].is_required() for name in model.ADDED)
