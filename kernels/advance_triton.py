@@ -22,7 +22,7 @@ def _advance_kernel(
     num_emitted_ptr,  # [B]
     finished_ptr,  # [B] uint8
     num_nodes_ptr,  # [B], read with HAS_TREE only, as are the scores
-    scores_ptr,  # [B, N] fp32
+    scores_ptr,  # [B, N] fp32 or narrower
     tokens_ptr,  # [B, S]
     lengths_ptr,  # [B]
     remaining_ptr,  # [B]
@@ -54,7 +54,7 @@ def _advance_kernel(
         slot = tl.arange(0, BLOCK_N)
         scores = tl.load(scores_ptr + request * slots + slot, mask=slot < slots, other=-float("inf"))
         nodes = tl.load(num_nodes_ptr + request)
-        expected = tl.sum(tl.exp(scores), 0).to(tl.float64)
+        expected = tl.sum(tl.exp(scores.to(tl.float32)), 0).to(tl.float64)
     tl.store(positions_ptr + request * width + place, length + place, mask=inside)
     tl.store(tokens_ptr + request * context + length + 1 + place, emitted, mask=inside)
     tl.store(lengths_ptr + request, length + count)
@@ -75,7 +75,7 @@ def advance_triton(
     emitted: torch.Tensor,  # [B, P] int64
     num_emitted: torch.Tensor,  # [B] int64
     finished: torch.Tensor,  # [B] bool
-    tree: tuple[torch.Tensor, torch.Tensor] | None,  # num_nodes [B] int64, scores [B, N] fp32
+    tree: tuple[torch.Tensor, torch.Tensor] | None,  # num_nodes [B] int64, scores [B, N] fp32 or narrower
     tokens: torch.Tensor,  # [B, S] int64, changed in place as are the next three
     lengths: torch.Tensor,  # [B] int64
     remaining: torch.Tensor,  # [B] int64

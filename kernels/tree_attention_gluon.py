@@ -3,22 +3,27 @@
 
 One warp asks for blocks of K and of V by the tensor copy engine, up to STAGES ahead; each of GROUPS warp groups owns 64
 query rows and works on its own, so that the softmax of one runs beside the products of the other; a group all of whose
-rows lie past the last new token does nothing, and no barrier counts it. Within a group the
-next block's scores are issued before the softmax of this one's. The stretches of the line of blocks, the masks and the
-partials are those of `tree_attention_triton`; a block that crosses the context's end is masked whole. Rows past a
-request's last one come along in its last block: their values are zeroed in shared memory (they may hold NaN).
+rows lie past the last new token does nothing, and no barrier counts it. Within a group the next block's scores are
+issued before the softmax of this one's. The stretches of the line of blocks, the masks and the partials are those of
+`tree_attention_triton`; a block that crosses the context's end is masked whole. Rows past a request's last one come
+along in its last block: their values are zeroed in shared memory (they may hold NaN).
 Racecheck's reports of reads at the kernel's entry (a warp's state byte, captured scalars) against the first warps'
 writes are how the compiler hands partitions over, and no races: all warps pass a `bar.sync 1` between each two of them.
-The combine kernel is launched while this one runs (its launch and prologue go by beside the products).
+The combine kernel is launched while this one runs (its launch and prologue go by beside the products). To launch this
+one ahead of the end of the kernel before it, too, changed nothing.
 Letters: B batch rows, N new tokens, H query heads, G KV heads, W words of 32 ancestors.
 
-A tree of 64 nodes and its root are 260 rows: two tiles of 128 and one of 4, whose one busy group takes about half of a
-full tile's time for a block; `tree_attention_plan` gives it fewer programs. Expected, not measured: batch 16, context
-8192: 315 to 330 us (the byte floor of two walks that do not share the L2 is 250), batch 1: 26 us.
-Measured on an H200 with equal shares (CUDA graph, cold cache, GQA 32/8/128, both launches): batch 16, context 8192:
-125 us for 8 nodes (the byte floor), 136 us for 32 (93 %), 250 us for 64 (70 % of the flops' floor); batch 1, context
-32k: 39 and 63 us (79 and 69 %); batch 1, context 8192: 16, 20 and 27 us (49, 40 and 41 %): there 4 to 5 us go by before
-the first products (launch, lengths, queries, first blocks, each a latency), and 3 to 4 us into the second launch.
+Measured on an H200 (CUDA graph, cold cache, GQA 32/8/128, both launches; in brackets the floor), in us:
+tokens                     9           33          64          65
+batch 16, context 8192     126 (125)   197 (127)   242 (176)   362 (178)
+batch 1, context 8192      16.5 (7.8)  24.4 (7.9)  26.3 (11)   34 (11.1)
+batch 1, context 32k       40 (31)     52 (31)     75 (44)     88 (44)
+Then the last tile's programs came behind the others', not in turn; repeats at 64 tokens and batch 16: 242, 267, 276.
+65 tokens are two tiles of 128 rows and one of 4, at one pace so that they share the L2: see `tree_attention_plan` for
+what unequal shares cost. One tile of 192 rows for 33 to 48 tokens in the place of two of 128 took 264 to 197, 67 to 52
+and 29.5 to 24.4; at batch 1 and context 2048 it took 14.7 to 16.8, so short calls keep two. At batch 1 and context
+8192, 4 to 5 us go by before the first products (launch, lengths, queries, first blocks, each a latency), and 3 to 4 us
+into the second launch.
 """
 
 from __future__ import annotations
@@ -37,7 +42,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from .tree_attention_plan import TILES_HOPPER as TILES
 from .tree_attention_plan import Plan
@@ -239,9 +244,7 @@ def _consume(
         length = gl.load(lengths + request, mask=left > 0, other=0).to(gl.int32)
 
 
-@gluon.jit(
-    do_not_specialize=("batch", "num_new", "num_words", "num_tiles", "programs", "last_programs", "rows_k", "rows_v")
-)
+@gluon.jit(do_not_specialize=("batch", "num_new", "num_words", "num_tiles", "programs", "rows_k", "rows_v"))
 def _tree_attention_hopper_kernel(
     q_ptr,  # [B, N, H, 128]
     k_desc,  # [B*S, G*128], boxes of BLOCK x 128
@@ -254,7 +257,7 @@ def _tree_attention_hopper_kernel(
     partial_sums,
     stride_qb, stride_qn, stride_qh,
     rows_k, rows_v,  # cache rows from one request to the next
-    batch, num_new, num_words, num_tiles, programs, last_programs,
+    batch, num_new, num_words, num_tiles, programs,
     log2_scale,
     BLOCK: gl.constexpr,
     STAGES: gl.constexpr,
@@ -264,22 +267,18 @@ def _tree_attention_hopper_kernel(
     MODE: gl.constexpr,  # among new tokens: 0 packed bits, 1 causal, 2 all
     BLOCK_B: gl.constexpr,
 ):  # fmt: skip
-    """Programs of all tiles but the last, tile by tile in turn, then those of the last: each a stretch of the line."""
+    """Program (stretch of the line, query tile): tiles in turn, so that those that read the same rows run together."""
     SMEM: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     REQUESTS: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     ROWS: gl.constexpr = 64 * GROUPS
     KV_HEADS: gl.constexpr = HEADS // GROUP
-    gdc_wait()  # what kernels before this one have written, where this one is launched ahead of their end
     gdc_launch_dependents()  # the combine kernel's launch and prologue; it waits for this one's end
     index = gl.arange(0, BLOCK_B, layout=REQUESTS)
     if BLOCK_B == 1:
         length = gl.load(lengths).to(gl.int32)
     else:
         every = gl.load(lengths + index, mask=index < batch, other=0).to(gl.int32)
-    pid, others, before_last = gl.program_id(0), gl.maximum(num_tiles - 1, 1), (num_tiles - 1) * programs
-    is_last = pid >= before_last
-    tile = gl.where(is_last, num_tiles - 1, pid % others)
-    program = gl.where(is_last, pid - before_last, pid // others)
+    tile, program = gl.program_id(0) % num_tiles, gl.program_id(0) // num_tiles
     slot_base = tile * (programs + KV_HEADS * batch - 1) + program
     q_smem = gl.allocate_shared_memory(gl.bfloat16, [GROUPS, 64, 128], SMEM)
     k_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BLOCK, 128], SMEM)
@@ -303,7 +302,7 @@ def _tree_attention_hopper_kernel(
     else:
         blocks = gl.where(index < batch, (every + num_new + BLOCK - 1) // BLOCK, 0)
         line = gl.sum(blocks, axis=0)
-    own = gl.minimum(gl.where(is_last, last_programs, programs), KV_HEADS * line)
+    own = gl.minimum(programs, KV_HEADS * line)
     begin = program * (KV_HEADS * line) // own
     left = gl.where(program < own, (program + 1) * (KV_HEADS * line) // own - begin, 0)
     group = begin // line
@@ -409,7 +408,6 @@ def launch(
     plan: Plan,
     mode: int,
     scale_log2: float,
-    early: bool = False,  # launched ahead of the end of the kernel before it (programmatic dependent launch)
 ) -> None:
     """One launch: what a stretch holds whole goes to `out`, else to `partials`."""
     (batch, num_new, num_heads, dim), num_kv = q.shape, k.shape[2]
@@ -421,9 +419,9 @@ def launch(
         boxes.append(TensorDescriptor(cache, matrix, [row, 1], [plan.tile.block, dim], SHARED))
     _tree_attention_hopper_kernel[(plan.grid,)](
         q, *boxes, lengths, lengths if packed is None else packed, out, *partials, *q.stride()[:3], *rows,
-        batch, num_new, triton.cdiv(num_new, 32), plan.num_tiles, plan.programs, plan.last_programs, scale_log2,
+        batch, num_new, triton.cdiv(num_new, 32), plan.num_tiles, plan.programs, scale_log2,
         BLOCK=plan.tile.block, STAGES=plan.tile.stages, GROUPS=plan.tile.rows // 64, GROUP=num_heads // num_kv,
-        HEADS=num_heads, MODE=mode, BLOCK_B=triton.next_power_of_2(batch), num_warps=4, launch_pdl=early,
+        HEADS=num_heads, MODE=mode, BLOCK_B=triton.next_power_of_2(batch), num_warps=4,
     )  # fmt: skip
 
 
@@ -432,15 +430,13 @@ def _aot(name: str, tile: tuple[int, ...], heads: int, group: int, mode: int, ba
     tensors = {"q_ptr": "*bf16", "lengths": "*i64", "packed": "*i32", "out": "*bf16"}
     tensors |= dict.fromkeys(("partial_values", "partial_peaks", "partial_sums"), "*fp32")
     boxes = dict.fromkeys(("k_desc", "v_desc"), f"tensordesc<bf16[{block}, 128],{SHARED!r}>")
-    numbers = (
-        *("stride_qb", "stride_qn", "stride_qh", "rows_k", "rows_v", "batch", "num_new", "num_words"),
-        *("num_tiles", "programs", "last_programs"),
-    )
+    strides = ("stride_qb", "stride_qn", "stride_qh")
+    numbers = (*strides, "rows_k", "rows_v", "batch", "num_new", "num_words", "num_tiles", "programs")
     return {
         "name": name,
         "kernel": _tree_attention_hopper_kernel,
         "signature": tensors | boxes | dict.fromkeys(numbers, "i32") | {"log2_scale": "fp32"},
-        "divisible_by_16": (*tensors, *numbers[:3]),
+        "divisible_by_16": (*tensors, *strides),
         "constexprs": {"BLOCK": block, "STAGES": stages, "GROUPS": rows // 64, "GROUP": group, "HEADS": heads}
         | {"MODE": mode, "BLOCK_B": batch},
         "num_warps": 4,
@@ -451,5 +447,6 @@ AOT = (
     _aot("verify, GQA 32/8/128, up to 16 nodes, batch 1", TILES["narrow"], 32, 4, 0, 1),
     _aot("verify, GQA 32/8/128, 17-64 nodes, short, batch 1", TILES["wide"], 32, 4, 0, 1),
     _aot("verify, GQA 32/8/128, 17-64 nodes, batch 16", TILES["long"], 32, 4, 0, 16),
+    _aot("verify, GQA 32/8/128, 33-48 nodes, batch 16", TILES["tall"], 32, 4, 0, 16),
     _aot("draft block, GQA 64/8/128", TILES["narrow"], 64, 8, 2, 1),
 )

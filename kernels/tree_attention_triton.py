@@ -20,7 +20,7 @@ Floor, GQA 32/8/128 in bf16: 4,096 bytes of K/V per context row and request, 16,
 binds below 45 nodes, tensor cores above. Batch and context scale both.
 Measured on an H200 (CUDA graph, cold cache), this kernel alone: context 8192, batch 16: 133 us for 8 nodes (94 % of the
 byte floor), 342 us for 64 (51 % of the flops); batch 1: 14.8 us and 28.5 us. `tree_attention_gluon` serves bf16 of head
-dim 128 without a window there: 125, 250, 13.1 and 22 us.
+dim 128 without a window there: 126, 242, 16.5 and 26.3 us with the combine kernel.
 """
 
 from __future__ import annotations
@@ -76,7 +76,6 @@ def tree_attention_triton(
     tile: Tile | None = None,
     programs: int | None = None,
     plan: Plan | None = None,  # takes the place of `tile` and `programs`
-    early: bool = False,  # in Gluon: launched ahead of the end of the kernel before it, whose results it waits for
 ) -> torch.Tensor:
     """Attention over exactly the cache rows that the specification names, -> [B, N, H, D] in q's dtype.
 
@@ -115,12 +114,12 @@ def tree_attention_triton(
     }
     scale_log2 = scale * math.log2(math.e)
     if in_gluon:
-        _gluon().launch(q, k, v, lengths, packed, out, (values, peaks, sums), plan, mode, scale_log2, early)
+        _gluon().launch(q, k, v, lengths, packed, out, (values, peaks, sums), plan, mode, scale_log2)
     else:
         _tree_attention_kernel[(plan.grid,)](
             *(q, k, v, lengths, q if packed is None else packed, out, values, peaks, sums),
             *(q.stride(0), k.stride(0), v.stride(0)),
-            *(batch, num_new, num_words, *plan[1:4], window or 0, scale_log2),
+            *(batch, num_new, num_words, plan.num_tiles, plan.programs, window or 0, scale_log2),
             *(*q.stride()[1:3], *k.stride()[1:3], *v.stride()[1:3]),
             MODE=mode, SUB=min(plan.tile.block, 64), INTERPRET=triton.knobs.runtime.interpret,
             num_warps=plan.tile.warps, num_stages=plan.tile.stages, **shared,
@@ -129,9 +128,9 @@ def tree_attention_triton(
         # One warp a row: with more, sums over partials cross warps, at twice the time (measured on an H200). Where not
         # all rows are there at once, fewer programs count for more.
         chunk = 1 if num_new * num_heads * batch <= ROWS_AT_ONCE else 4
-        parts = triton.next_power_of_2(triton.cdiv(max(plan.programs, plan.last_programs), num_kv))
+        parts = triton.next_power_of_2(triton.cdiv(plan.programs, num_kv))
         _tree_attention_combine_kernel[(triton.cdiv(num_new * num_heads, chunk), batch)](
-            *(lengths, values, peaks, sums, out, batch, num_new, *plan[1:4], window or 0),
+            *(lengths, values, peaks, sums, out, batch, num_new, plan.programs, window or 0),
             CHUNK=chunk, PARTS=min(MAX_PARTS // chunk, parts), IS_DEPENDENT=is_hopper,
             num_warps=chunk, **({"launch_pdl": True} if is_hopper else {}), **shared,
         )  # fmt: skip
@@ -241,12 +240,6 @@ def _line_of_blocks(
 
 
 @triton.jit
-def _programs_of(tile, line, num_tiles, programs, last_programs, KV_HEADS: tl.constexpr):
-    """How many programs of a query tile get a stretch of its line, which has `line` blocks per KV head."""
-    return tl.minimum(tl.where(tile == num_tiles - 1, last_programs, programs), KV_HEADS * line)
-
-
-@triton.jit
 def _product(a, b, INTERPRET: tl.constexpr):
     if INTERPRET:  # the interpreter's bf16 products are wrong
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
@@ -294,7 +287,7 @@ def _ancestor_bits(packed, row_valid, num_words, offset):
     return low, high
 
 
-@triton.jit(do_not_specialize=("batch", "num_new", "num_words", "num_tiles", "programs", "last_programs", "window"))
+@triton.jit(do_not_specialize=("batch", "num_new", "num_words", "num_tiles", "programs", "window"))
 def _tree_attention_kernel(
     q_ptr,  # [B, N, H, D]
     k_ptr,  # [B, S, G, D]
@@ -306,7 +299,7 @@ def _tree_attention_kernel(
     partial_peaks,  # per tile [programs + G*B - 1, ROWS]
     partial_sums,
     stride_qb, stride_kb, stride_vb,
-    batch, num_new, num_words, num_tiles, programs, last_programs, window,
+    batch, num_new, num_words, num_tiles, programs, window,
     log2_scale,  # scale * log2(e)
     # A model's strides, compiled in: addresses of a tile are then one register and immediates.
     STRIDE_QN: tl.constexpr, STRIDE_QH: tl.constexpr,
@@ -324,16 +317,12 @@ def _tree_attention_kernel(
     DIM: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):  # fmt: skip
-    """Programs of all tiles but the last, tile by tile in turn as they share rows, then those of the last: each has a
-    stretch of its tile's line."""
+    """Program (stretch of the line, query tile): tiles in turn, so that those that read the same rows run together."""
     KV_HEADS: tl.constexpr = HEADS // GROUP
-    pid, before_last = tl.program_id(0), (num_tiles - 1) * programs
-    others = tl.maximum(num_tiles - 1, 1)
-    tile = tl.where(pid >= before_last, num_tiles - 1, pid % others)
-    program = tl.where(pid >= before_last, pid - before_last, pid // others)
+    tile, program = tl.program_id(0) % num_tiles, tl.program_id(0) // num_tiles
     slot_base = tile * (programs + KV_HEADS * batch - 1) + program
     blocks, ends, line = _line_of_blocks(lengths, batch, num_new, window, BLOCK, BLOCK_B, WINDOWED)
-    own = _programs_of(tile, line, num_tiles, programs, last_programs, KV_HEADS)
+    own = tl.minimum(programs, KV_HEADS * line)
     begin = program * (KV_HEADS * line) // own
     left = tl.where(program < own, (program + 1) * (KV_HEADS * line) // own - begin, 0)
     group = begin // line
@@ -434,14 +423,14 @@ def _tree_attention_kernel(
         request = (request + 1) % batch
 
 
-@triton.jit(do_not_specialize=("batch", "num_new", "num_tiles", "programs", "last_programs", "window"))
+@triton.jit(do_not_specialize=("batch", "num_new", "programs", "window"))
 def _tree_attention_combine_kernel(
     lengths,
     partial_values,
     partial_peaks,
     partial_sums,
     out,  # [B, N, H, D]
-    batch, num_new, num_tiles, programs, last_programs, window,
+    batch, num_new, programs, window,
     HEADS: tl.constexpr,
     CHUNK: tl.constexpr,
     PARTS: tl.constexpr,
@@ -466,7 +455,7 @@ def _tree_attention_combine_kernel(
     begin = group * line + tl.sum(tl.where(index < request, blocks, 0), axis=0)
     end = group * line + tl.sum(tl.where(index <= request, blocks, 0), axis=0)
     # Program p has blocks p*T//P up to (p+1)*T//P: the one that has block s is the largest p with p*T < (s+1)*P.
-    own = _programs_of(tile, line, num_tiles, programs, last_programs, KV_HEADS)
+    own = tl.minimum(programs, KV_HEADS * line)
     first = ((begin + 1) * own - 1) // (KV_HEADS * line)
     last = (end * own - 1) // (KV_HEADS * line)
     is_cut = (last > first) & (node < num_new)
@@ -505,7 +494,7 @@ def _tree_attention_combine_kernel(
 
 
 _STRIDES = ("stride_qb", "stride_kb", "stride_vb")
-_COUNTS = ("batch", "num_new", "num_words", "num_tiles", "programs", "last_programs", "window")
+_COUNTS = ("batch", "num_new", "num_words", "num_tiles", "programs", "window")
 _PARTIALS = ("partial_values", "partial_peaks", "partial_sums")
 
 
@@ -542,7 +531,7 @@ AOT = (
         "signature": {"lengths": "*i64"}
         | dict.fromkeys(_PARTIALS, "*fp32")
         | {"out": "*bf16"}
-        | dict.fromkeys(("batch", "num_new", "num_tiles", "programs", "last_programs", "window"), "i32"),
+        | dict.fromkeys(("batch", "num_new", "programs", "window"), "i32"),
         "divisible_by_16": ("lengths", *_PARTIALS, "out"),
         "constexprs": {"CHUNK": 1, "PARTS": 32, "BLOCK": 64, "BLOCK_B": 16, "BLOCK_D": 128, "IS_DEPENDENT": True}
         | {"ROWS": 64, "GROUP": 4, "DIM": 128, "HEADS": 32, "WINDOWED": False},

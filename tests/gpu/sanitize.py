@@ -77,7 +77,8 @@ def gqa(op: Op, implementation: str) -> Iterator[Named]:
     """Trees, causal and two-way blocks, a window; one context long, one short."""
     from ddbench.kernels.tree_attention_triton import tree_attention_triton
 
-    for b, n, s, h, g in ((2, 5, 300, 32, 8), (2, 33, 700, 32, 8), (1, 65, 1100, 32, 8), (2, 8, 500, 64, 8)):
+    sizes = ((2, 5, 300, 32, 8), (2, 33, 700, 32, 8), (1, 33, 6200, 32, 8), (1, 65, 3900, 32, 8), (2, 8, 500, 64, 8))
+    for b, n, s, h, g in sizes:  # on Hopper every tile: narrow, wide, tall, long
         q, k, v = (_normal(b, rows, heads, 128) for rows, heads in ((n, h), (s + n, g), (s + n, g)))
         lengths, visible = _lengths(b, s), _visible(b, n)
         blocks: tuple[dict[str, Any], ...] = ({}, {"causal": False}, {"window": 64})

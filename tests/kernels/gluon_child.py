@@ -1,5 +1,6 @@
 """The child process of the tests of Gluon kernels: `gluon_child.py STEM` compiles each entry of the AOT table of
-`kernels/STEM.py` for sm_90 and answers with JSON: registers, stack, shared bytes, instructions by name."""
+`kernels/STEM.py` for sm_90 and answers with JSON: registers, stack, shared bytes, instructions by name, and for each
+innermost loop with products its accesses to the stack."""
 
 from __future__ import annotations
 
@@ -39,7 +40,18 @@ def compiled(entry: dict[str, Any]) -> dict[str, Any]:
     names = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9]+(?:\.[0-9]+x[0-9]+x[0-9]+)?)", sass, re.M)
     counts = {name: names.count(name) for name in sorted(set(names))}
     counts["wgmma waits"] = len(re.findall(r"WARPGROUP\.DEPBAR", sass))
-    return {**numbers, "shared": result.metadata.shared, "instructions": counts}
+    return {**numbers, "shared": result.metadata.shared, "instructions": counts, "loops": stack_accesses(sass)}
+
+
+def stack_accesses(sass: str) -> list[int]:
+    lines = [(int(at, 16), text) for at, text in re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", sass, re.M)]
+    loops = []
+    for end, text in lines:
+        if (back := re.match(r"@!?U?P\w+ BRA\S* (?:\w+, )?0x([0-9a-f]+)", text)) and (start := int(back[1], 16)) < end:
+            body = [inside for at, inside in lines if start <= at <= end]
+            if any("HGMMA" in inside for inside in body) and not any(start <= other < end for other, _ in loops):
+                loops.append((end, sum("LDL" in inside or "STL" in inside for inside in body)))
+    return [count for _, count in loops]
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import torch
 
 from ddbench.kernels import tree_attention_gluon as hopper
 from ddbench.kernels import tree_attention_triton as launcher
-from ddbench.kernels.tree_attention_plan import TILES_HOPPER, Plan, Tile, cut, tree_attention_plan
+from ddbench.kernels.tree_attention_plan import TILES_HOPPER, Plan, cut, tree_attention_plan
 from ddbench.reference import tree_attention as spec
 from ddbench.testing import poison, relative_error
 
@@ -207,7 +207,7 @@ STAND_INS = {
         MBarrierLayout=nothing,
     ),
     "tma": types.SimpleNamespace(async_copy_global_to_shared=copy), "fence_async_shared": nothing,
-    "warpgroup_mma": warpgroup_mma, "warpgroup_mma_wait": warpgroup_mma_wait, "gdc_wait": nothing,
+    "warpgroup_mma": warpgroup_mma, "warpgroup_mma_wait": warpgroup_mma_wait,
     "gdc_launch_dependents": nothing,
 }  # fmt: skip
 for name in ("_add", "_word_pair", "_masked", "_produce", "_consume", "_tree_attention_hopper_kernel"):
@@ -221,7 +221,7 @@ class Emulated:
     """In the place of the kernel in the product's `launch`."""
 
     def __getitem__(self, grid):
-        def launched(*args, num_warps, launch_pdl, **constexprs):
+        def launched(*args, num_warps, **constexprs):
             assert num_warps == 4
             values = [given(x) for x in args]
             for pid in range(grid[0]):
@@ -260,23 +260,23 @@ def check(num_new: int, lengths: tuple[int, ...], plan: Plan, kind: str, group: 
 
 
 def cases() -> dict[str, tuple]:
-    narrow, wide, long = TILES_HOPPER.values()
-    tall = Tile(192, 64, 12, 3, 1)
+    narrow, wide, long, tall = TILES_HOPPER.values()
     ragged, alone, found = (70, 0, 64), (200,), {}
-    for num_new, tile, shares, lengths in (
-        (65, wide, (7, 3), alone), (65, long, (3, 4), alone), (65, tall, (5, 4), alone), (33, wide, (6, 1), alone),
-        (33, long, (1, 5), (130, 0)), (32, long, (5, 5), alone), (9, narrow, (7, 7), ragged), (1, wide, (3, 3), alone),
-        (1, narrow, (9, 9), ragged), (17, narrow, (4, 3), ragged),
+    for num_new, tile, programs, lengths in (
+        (65, wide, 7, alone), (65, long, 3, alone), (65, tall, 5, alone), (33, wide, 6, alone), (33, tall, 5, ragged),
+        (33, long, 5, (130, 0)), (32, long, 5, alone), (9, narrow, 7, ragged), (1, wide, 3, alone),
+        (1, narrow, 9, ragged), (17, narrow, 3, ragged), (33, tall, 2, (130, 0)), (20, tall, 6, alone),
     ):  # fmt: skip
-        plan = cut(len(lengths), 2, num_new * 4, tile, *shares)
-        name = f"{num_new} new, tile {tile.rows} x {tile.block}, shares {shares}, batch {len(lengths)}"
+        plan = cut(len(lengths), 2, num_new * 4, tile, programs)
+        name = f"{num_new} new, tile {tile.rows} x {tile.block}, {programs} programs, batch {len(lengths)}"
         found[name] = (num_new, lengths, plan, "tree", 4, 2)
-    plan = tree_attention_plan(1, 65, 8, 2, 300, 2, 20, on_hopper=True)  # what the product plans, for a chip of 20 SMs
-    found["65 new, planned"] = (65, (300,), plan, "tree", 4, 2)
-    found["idle requests"] = (9, (0, 0, 70, 0), cut(4, 2, 36, narrow, 6, 6), "tree", 4, 2)
-    found["more programs than blocks"] = (33, (0, 3), cut(2, 2, 132, long, 50, 30), "causal", 4, 2)
-    found["groups of 8, causal"] = (19, (61, 90), cut(2, 1, 152, wide, 3, 2), "causal", 8, 1)
-    found["groups of 3: rows that straddle tiles"] = (45, (61, 90), cut(2, 1, 135, wide, 3, 2), "tree", 3, 1)
+    for num_new in (33, 65):  # what the product plans, for a chip of 8 SMs
+        plan = tree_attention_plan(1, num_new, 8, 2, 1500, 2, 8, on_hopper=True)
+        found[f"{num_new} new, planned"] = (num_new, (300,), plan, "tree", 4, 2)
+    found["idle requests"] = (9, (0, 0, 70, 0), cut(4, 2, 36, narrow, 6), "tree", 4, 2)
+    found["more programs than blocks"] = (33, (0, 3), cut(2, 2, 132, long, 50), "causal", 4, 2)
+    found["groups of 8, causal"] = (19, (61, 90), cut(2, 1, 152, wide, 3), "causal", 8, 1)
+    found["groups of 3: rows that straddle tiles"] = (45, (61, 90), cut(2, 1, 135, wide, 3), "tree", 3, 1)
     return found
 
 

@@ -34,6 +34,14 @@ def check_nan_on_the_root_reaches_the_report():
     assert kernels.advance_triton(**inputs)[0][:, -1].isnan().tolist() == [False, True, False]
 
 
+def check_scores_in_16_bits():
+    inputs = reference.make_inputs(0, "small")
+    nodes, scores = inputs["tree"]
+    narrow = kernels.advance_triton(**copied(inputs | {"tree": (nodes, scores.bfloat16())}, DEVICE))
+    wide = kernels.advance_triton(**copied(inputs | {"tree": (nodes, scores.bfloat16().float())}, DEVICE))
+    assert torch.equal(narrow[0], wide[0])
+
+
 CHECKS = [name for name in globals() if name.startswith("check_")]
 
 
