@@ -186,6 +186,7 @@ ACCEPTING = (
         results=_moved,
         another=_other_rows,
         is_exact=True,
+        moves_inputs=True,
         is_shared=True,
         max_sets=COMMIT_SETS,
         implementations=(

@@ -146,7 +146,9 @@ def _num_bytes(values: list[Any]) -> int:
 
 
 def _measure(point: Point, implementation: Implementation, prepared: Prepared, bench: Bench) -> Sequence[OpRow]:
-    verdict = check(point.op, implementation, prepared.sets[0], prepared.expected)
+    first = prepared.sets[0]
+    expected = expectation(point.op, first) if point.op.moves_inputs else prepared.expected
+    verdict = check(point.op, implementation, first, expected)
     if verdict.detail:
         return (IncorrectRow(**_names(point, implementation), detail=verdict.detail),)
     calls = implementation.calls(prepared.sets)

@@ -114,6 +114,7 @@ class BenchOp:
     another: Callable[[Inputs, int], Inputs] = clone_set  # set number `index` >= 1, as good as the first
     is_exact: bool = False  # results decide or are moved: the oracle keeps the inputs' precision, and all must be equal
     floor_error: float = 0.004  # always allowed; half a unit in the last place of bf16
+    moves_inputs: bool = False  # a second call finds other inputs than the first: expected anew for each implementation
     is_shared: bool = False  # `another` shares the large tensors with the first set: memory does not limit the sets
     max_sets: int = 48  # different ones that `another` can make
 

@@ -131,6 +131,20 @@ def test_cost_is_the_mean_over_the_sets_where_they_differ(make: SimpleNamespace,
     assert by_cache["hot"].num_bytes == 8 * 4
 
 
+def test_an_op_that_moves_its_inputs_is_judged_by_what_it_finds(make: SimpleNamespace, watch: HostWatch) -> None:
+    """Timing one implementation has changed what the next one starts from."""
+
+    def shift(x: torch.Tensor) -> torch.Tensor:
+        return x.copy_(x.roll(1) + 1)
+
+    both = [make.implementation("first", shift), make.implementation("second", shift)]
+    moved = {"oracle": lambda inputs: shift(inputs["x"]), "results": lambda inputs, result: {"x": inputs["x"]}}
+    rows = ran(make, watch, make.op(both, moves_inputs=True, is_exact=True, **moved))
+    assert all(isinstance(row, OkRow) for row in rows)
+    rows = ran(make, watch, make.op(both, is_exact=True, **moved))
+    assert any(isinstance(row, IncorrectRow) for row in rows), "not said, it is seen"
+
+
 def test_targets_are_held_by_ours_only(make: SimpleNamespace, watch: HostWatch) -> None:
     shape = Shape("small", "4", "quick", {"count": 4}, (Target(metric="time_us", limit=1e9),))
     ours, theirs = make.implementation("ours", GOOD, "ours"), make.implementation("theirs", GOOD, "peer")
