@@ -6,6 +6,8 @@ A case folder may hold, beside its result, one capture per tool:
     captures/<tool>-<table>.parquet rows of `CAPTURE_TABLES`, those that the tool can fill
     captures/raw/                   the tool's own files: looked at in its own viewer, never part of a report
 
+While it is made, <tool>.run.json (`CapturedRun`) and <tool>.start.json (`CaptureStart`) are there, too.
+
 A capture is a run of its own of the same case: never a source of speed, which is read from the clean pass alone.
 Standard library and pydantic only. Times of rows are nanoseconds since the captured window began, on one clock.
 """
@@ -65,6 +67,19 @@ class CapturedRun(Record):
     round_ns: tuple[int, ...]  # host time of every round in the window, under the tool
     num_emitted: int  # tokens, in these rounds
     outputs: dict[str, tuple[int, ...]]  # request id -> all tokens that the process generated for it
+
+
+class CaptureStart(Record):
+    """What only the driver of a tool knows, written for the digest of its files; gone once they are digested."""
+
+    tool: Tool
+    tool_version: str | NotMeasured
+    seconds: float  # so far: from the start of the process to the files in captures/raw/
+    reads: str  # name in captures/raw/ of what is digested: nsys-export (a parquetdir), ncu.csv, torch.json.gz
+    raw: tuple[str, ...]  # names in captures/raw/ that stay there
+    command: str = ""  # of the tool, without what names a machine
+    cache: Literal["as it ran", "flushed"] = "as it ran"
+    notes: tuple[str, ...] = ()  # what the driver had to do without, such as GPU metrics
 
 
 class Capture(Record):
@@ -143,6 +158,7 @@ class StageSamples(Record):
     blended: float  # over all samples that touch it, by overlap
     num_whole: int
     num_touching: int
+    time_ns: int = 0  # of the label, in the samples that touch it: what `blended` is the mean over
 
 
 class KernelCounter(Record):

@@ -53,8 +53,10 @@ def _plan_options(command: Any) -> Any:
             click.option(
                 "--concurrency", metavar="N[,N...]", help="Requests in flight; short for --set concurrency=..."
             ),
+            click.option("--workload", metavar="NAME[,NAME...]", help="Prompt sets; short for --set prompts=..."),
             click.option("--set", "sets", metavar="AXIS=V[,V...]", multiple=True, help="Replace or add an axis."),
             click.option("--arms", metavar="ARM[,ARM...]", help="Only these arms."),
+            click.option("--capture", metavar="PASS[,...]", help="stages, nsys, ncu, torch; or none. Ops are counted."),
             click.option("--target", help="Named shape, shipped pair, or checkpoint folder."),
             click.option("--drafter", help="Folder with a drafter checkpoint."),
             click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: a GPU where there is one."),
@@ -118,6 +120,7 @@ def sweep_command(
       ddbench sweep smoke --device cpu
       ddbench sweep tree_budget --concurrency 1,4,16 --set node_budget=16,64
       ddbench sweep my_question.toml --arms ar,chain,ddtree --blocks 6
+      ddbench sweep gpu --capture stages,nsys,ncu
       ddbench sweep --resume runs/20250101T120000Z-default-1a2b3c4d
       ddbench sweep --blocks 10 --against ../ddbench-before
     """

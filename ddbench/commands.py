@@ -73,7 +73,8 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), "bench-ops", "doctor", "scrub", "train"])
+        elsewhere = ("bench-ops", "doctor", "models", "scrub", "timeline", "train", "workloads")
+        return sorted([*super().list_commands(ctx), *elsewhere])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name == "train":
@@ -88,10 +89,22 @@ class Commands(click.Group):
             from ddbench.doctor.cli import doctor_command
 
             return doctor_command
+        if cmd_name == "models":
+            from ddbench.modelstore.cli import models
+
+            return models
         if cmd_name == "scrub":
             from ddbench.scrub.cli import scrub_command
 
             return scrub_command
+        if cmd_name == "timeline":
+            from ddbench.timeline.cli import timeline_command
+
+            return timeline_command
+        if cmd_name == "workloads":
+            from ddbench.workloads.cli import workloads
+
+            return workloads
         return super().get_command(ctx, cmd_name)
 
 

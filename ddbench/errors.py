@@ -37,7 +37,7 @@ class ParityError(DdbenchError):
     """Speculative output differs from autoregressive output where it must not."""
 
 
-_FEW = 12  # so many choices are listed beside a suggestion
+_FEW = 16  # so many choices are listed beside a suggestion
 
 
 def did_you_mean(got: str, choices: Iterable[str]) -> str:

@@ -200,6 +200,21 @@ class ModelCard(Record):
     num_drafter_parameters: int
 
 
+class PromptCard(Record):
+    """Which standard prompts were given, and how."""
+
+    name: str
+    split: Literal["test", "calibration", "all"]
+    num_prompts: int  # of the split and the wanted kinds; the workload takes some of them
+    source: str  # package and version that carry the set
+    licence: str
+    set_digest: str
+    framing: Literal["chat", "plain"]  # an instruction in the target's chat template, or the bare text to go on with
+    framing_digest: str  # of the template and the wording
+    turns: Literal["only", "first"]  # of an item: its only one, or the first of several
+    is_foreign: bool  # the target has prompts of its own kind, and these are not
+
+
 class _Result(Record):
     case_id: str
     case: Case
@@ -214,6 +229,7 @@ class OkResult(_Result):
     status: Literal["ok"] = "ok"
     parity: Parity
     models: ModelCard
+    prompts: PromptCard | None = None  # of a standard set; the workload says what other prompts are
     passes: tuple[PassSummary, ...] = Field(min_length=1)
     stage_costs: tuple[StageCost, ...]
     path_used: dict[str, str]  # part -> the path that ran

@@ -128,9 +128,15 @@ ARMS: dict[str, dict[str, Any]] = {
 class WorkloadSpec(Record):
     """Which prompts, how many at once, how long the answers."""
 
-    ADDED = ("prompt_tokens",)
+    ADDED = ("prompt_tokens", "prompt_split")
 
-    prompts: str = Field(default="held-out", description="held-out: the target's own; random: token ids (labelled)")
+    prompts: str = Field(
+        default="held-out",
+        description="held-out: the target's own; random: token ids (labelled); or a set of ddbench workloads list",
+    )
+    prompt_split: Literal["test", "calibration", "all"] = Field(
+        default="test", description="sets only: test for reporting, calibration for choosing settings, all"
+    )
     prompt_tokens: int | None = Field(
         default=None, ge=1, le=2**20, description="random prompts only: tokens of each; without: 8 to 48, unequal"
     )
@@ -153,9 +159,9 @@ class CaptureSpec(Record):
     mode: Literal["none", "stages"] = Field(
         default="stages", description="stages: an attributed pass after the clean one; none"
     )
-    tools: tuple[Tool, ...] = Field(default=(), description="profilers, each with a run of its own: nsys, ncu, torch")
+    tools: tuple[Tool, ...] = Field(default=(), description="nsys, ncu, torch: each in a run of its own, in block 0")
     first_round: int = Field(default=4, ge=0, le=2**20, description="a profiler's window begins with this round")
-    num_rounds: int = Field(default=16, ge=1, le=10_000, description="rounds in the window; ncu takes 2 at most")
+    num_rounds: int = Field(default=16, ge=1, le=10_000, description="rounds in the window; ncu takes one of them")
     num_warmup_requests: int = Field(default=2, ge=0, le=10_000, description="other prompts, before anything is timed")
     num_rehearsals: int | None = Field(
         default=None,
@@ -166,7 +172,7 @@ class CaptureSpec(Record):
     num_clean_passes: int = Field(default=1, ge=1, le=100, description="timed passes without instrumentation")
     parity_prompts: int = Field(default=4, ge=1, description="prompts that are checked against plain decoding first")
     parity_tokens: int = Field(default=24, ge=1, description="tokens of each of them")
-    timeout_s: int = Field(default=600, ge=1, description="after so many seconds a case has failed")
+    timeout_s: int = Field(default=600, ge=1, description="after so many seconds a case has failed; so has a capture")
 
 
 class Case(Record):

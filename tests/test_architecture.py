@@ -111,6 +111,7 @@ OPBENCH_REPORT = (
     "ddbench.analysis.roofline",
     *(f"ddbench.report.{name}" for name in ("console", "document", "markdown")),
 )
+TIMELINE = tuple(f"ddbench.report.{name}" for name in ("build", "console", "document", "html", "plots"))
 
 LAYERS = (
     Layer(("ddbench.kernels",), ("ddbench.kernels",), ("torch", "triton")),
@@ -129,8 +130,16 @@ LAYERS = (
     Layer(("ddbench.engine",), ("ddbench.engine", *MODELS)),
     Layer(
         ("ddbench.harness",),
-        # names of NVTX ranges have one home, beside the analysis that finds them
-        ("ddbench.harness", "ddbench.engine", "ddbench.experiments", "ddbench.analysis.nsys.names", *MODELS),
+        # names of NVTX ranges and of counters have one home, beside the analysis that finds them
+        (
+            *("ddbench.harness", "ddbench.engine", "ddbench.experiments", "ddbench.workloads"),
+            *("ddbench.analysis.nsys.names", "ddbench.analysis.ncu.counters", *MODELS),
+        ),
+    ),
+    Layer(
+        ("ddbench.workloads",),  # fetched and shown where no torch is
+        ("ddbench.workloads", "ddbench.commands", *BASE),
+        ("click", "jinja2", "platformdirs", "pydantic", "rich"),
     ),
     Layer(
         ("ddbench.opbench",),  # a command's body: measures with the harness's ceilings and reports as the reports do
@@ -138,13 +147,25 @@ LAYERS = (
     ),
     Layer(
         ("ddbench.doctor",),  # runs where next to nothing is installed: torch is asked in a process of its own
-        ("ddbench.doctor", "ddbench.harness.environment", "ddbench.harness.tool_faults", *BASE),
+        ("ddbench.doctor", *(f"ddbench.harness.{name}" for name in ("environment", "tool_faults", "tools")), *BASE),
         ("click", "nvtx", "rich", "torch"),
     ),
+    Layer(
+        ("ddbench.timeline",),  # a command's body: reads a run as the reports do, and draws with their palette
+        (
+            *("ddbench.timeline", "ddbench.analysis", "ddbench.commands", "ddbench.harness.store"),
+            *(STAGES, *TIMELINE, *BASE),
+        ),
+        ("click", "jinja2", "markupsafe", "numpy", "pandas", "rich"),
+    ),
+    Layer(("ddbench.modelstore",), ("ddbench.modelstore", "ddbench.commands", *MODELS)),  # a command's body
     Layer(
         ("ddbench.scrub",),  # reads and writes run folders; no torch
         ("ddbench.scrub", "ddbench.commands", "ddbench.harness.environment", "ddbench.harness.store", *BASE),
         ("click", "pyarrow", "pydantic", "rich"),
+    ),
+    Layer(  # NVIDIA's reader of ncu's reports is optional
+        ("ddbench.analysis.ncu.report",), ("ddbench.analysis", *BASE), ("ncu_report",)
     ),
     Layer(("ddbench.analysis",), ("ddbench.analysis", STAGES, *BASE), NUMBERS),
     Layer(
@@ -198,9 +219,12 @@ def commands_import_inside(module: Module) -> Iterator[str]:
         "ddbench.cli",
         "ddbench.commands",
         "ddbench.doctor.cli",
+        "ddbench.modelstore.cli",
         "ddbench.scrub.cli",
+        "ddbench.timeline.cli",
         "ddbench.opbench.cli",
         "ddbench.train.cli",
+        "ddbench.workloads.cli",
     )
     if module.name in ("ddbench", "ddbench.__main__", *commands):
         for found in module.imports:

@@ -50,7 +50,7 @@ def assert_complaint(result: Result, expected: str, exit_code: int = 2) -> None:
     [
         (
             "lst",
-            "unknown command 'lst': did you mean 'list'? (known: bench-ops, check, compare, doctor, gate, list, plan,",
+            "unknown command 'lst': did you mean 'list'? (known: bench-ops, check, compare, doctor, gate, list,",
         ),
         ("--verison", "unknown option '--verison': did you mean '--version'?"),
         ("plan a b", "got unexpected extra argument (b); see"),

@@ -1,4 +1,4 @@
-"""Run folder -> `RunFrames`: tidy tables with one row per request, round, step, stage sample, pass, cost.
+"""Run folder -> `RunFrames`: tidy tables with one row per request, round, step, stage sample, pass, cost, device op.
 
 First step of every analysis; reads JSON and parquet, computes nothing but keys. Every row carries the case it came
 from and what defines that case (arm, label, concurrency, node budget, parts). Links between tables are resolved here: a
@@ -20,7 +20,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from ddbench.analysis.captures import load_captures, sorted_categories
 from ddbench.analysis.tables import TABLES, read_parquet, table_schema
+from ddbench.captured import Capture
 from ddbench.errors import SchemaError, UserError
 from ddbench.records import (
     CaseResult,
@@ -32,7 +34,7 @@ from ddbench.records import (
     OkResult,
     ResultFile,
 )
-from ddbench.spec import PART_FIELDS, Case, from_json
+from ddbench.spec import PART_FIELDS, Case, Tool, from_json
 
 SCHEMA_VERSION = 2
 READABLE_VERSIONS: tuple[int, ...] = (1, 2)  # what 2 added to 1 has defaults
@@ -66,6 +68,13 @@ class RunFrames:
     failures: pd.DataFrame  # run, case_id, arm, label, outcome, reason, log_tail
     skipped: pd.DataFrame  # run, arm, label, reason
     ceilings: Mapping[str, Ceilings | NotMeasured]  # run -> what its machine can do at best
+    captures: Mapping[tuple[str, str], Mapping[Tool, Capture]]  # (run, case_id) -> what each profiler recorded
+    # Rows of captures, with the `tool` that recorded them: two tools tell of other runs of the same case.
+    device_ops: pd.DataFrame
+    host_calls: pd.DataFrame
+    host_ranges: pd.DataFrame
+    stage_samples: pd.DataFrame  # `StageSamples.label` as `during`
+    kernel_counters: pd.DataFrame
 
     @property
     def is_merged(self) -> bool:
@@ -80,6 +89,7 @@ def load_run(folder: Path) -> RunFrames:
     ok = {case_id: result for case_id, result in results.items() if isinstance(result, OkResult)}
     tables = {name: _read_table(folder, name, ok, cases) for name in TABLES}
     requests, rounds, steps = _linked(folder, tables)
+    captures, captured = load_captures(folder, list(ok))
     return RunFrames(
         manifests=(manifest,),
         results={(manifest.run_id, case_id): result for case_id, result in results.items()},
@@ -96,6 +106,13 @@ def load_run(folder: Path) -> RunFrames:
             columns=["run", "arm", "label", "reason"],
         ),
         ceilings={manifest.run_id: _read_ceilings(folder)},
+        captures={(manifest.run_id, case_id): tools for case_id, tools in captures.items()},
+        device_ops=_with_context(captured["ops"], cases),
+        host_calls=_with_context(captured["calls"], cases),
+        host_ranges=_with_context(captured["ranges"], cases),
+        # A row's own `label` is what ran then; in a frame that word is taken by the case's.
+        stage_samples=_with_context(captured["samples"].rename(columns={"label": "during"}), cases),
+        kernel_counters=_with_context(captured["counters"], cases),
     )
 
 
@@ -110,6 +127,7 @@ def merge_runs(runs: Sequence[RunFrames]) -> RunFrames:
         "manifests": tuple(manifest for run in runs for manifest in run.manifests),
         "results": {key: result for run in runs for key, result in run.results.items()},
         "ceilings": {name: ceilings for run in runs for name, ceilings in run.ceilings.items()},
+        "captures": {key: tools for run in runs for key, tools in run.captures.items()},
     }
     for field in fields(RunFrames):
         if field.name not in merged:
@@ -304,16 +322,9 @@ def _read_table(folder: Path, name: str, ok: Mapping[str, OkResult], cases: pd.D
         case_ids.append(case_id)
         lengths.append(part.num_rows)
     table = pa.concat_tables(parts) if parts else schema.empty_table()
-    frame = _with_categories(table.to_pandas(strings_to_categorical=True))
+    frame = sorted_categories(table.to_pandas(strings_to_categorical=True))
     frame["case_id"] = pd.Categorical.from_codes(np.repeat(np.arange(len(case_ids)), lengths), categories=case_ids)
     return _with_context(frame, cases)
-
-
-def _with_categories(frame: pd.DataFrame) -> pd.DataFrame:
-    """Text columns have their categories in order, so that what is grouped by them comes in order too."""
-    for name in frame.select_dtypes("category"):
-        frame[name] = frame[name].cat.reorder_categories(sorted(frame[name].cat.categories))
-    return frame
 
 
 def without_context(table: pd.DataFrame) -> pd.DataFrame:

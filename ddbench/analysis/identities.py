@@ -15,7 +15,10 @@ import numpy as np
 
 from ddbench.analysis.columns import Columns, grouped, no_rows
 from ddbench.analysis.frames import RunFrames
-from ddbench.records import OkResult
+from ddbench.analysis.profile.agreement import TOLERANCE, agreements
+from ddbench.analysis.profile.captured_case import CapturedCase, captured_cases
+from ddbench.analysis.values import missing
+from ddbench.records import NotMeasured, OkResult
 from ddbench.spec import PART_FIELDS
 
 TPOT_TOLERANCE = 0.10  # host work between rounds belongs to no round
@@ -32,6 +35,7 @@ class CaseRows:
     steps: Columns
     stages: Columns
     passes: Columns
+    captured: CapturedCase | None = None  # None: no profiler made a pass over it
 
     @cached_property
     def lengths(self) -> np.ndarray:
@@ -213,6 +217,29 @@ def _path_is_what_was_asked(case: CaseRows) -> Check | None:
     return Check(not other, float(len(ran) - len(other)), float(len(ran)), "; ".join(other))
 
 
+def _captured_ops_add_up(case: CaseRows) -> Check | None:
+    """Whatever may be withheld: what the digest counted is what its tables hold."""
+    passes = [] if case.captured is None else [one for one in case.captured.passes.values() if one.capture.ledger]
+    if not passes:
+        return None
+    claimed = sum(line.time_ns for one in passes for line in one.capture.ledger)
+    count = sum(line.count for one in passes for line in one.capture.ledger)
+    found = sum(int((one.ops["end_ns"] - one.ops["start_ns"]).sum()) for one in passes)
+    rows = sum(len(one.ops) for one in passes)
+    detail = "nanoseconds" if count == rows else f"{rows} ops in the tables, {count} in the ledger"
+    return Check(claimed == found and count == rows, float(claimed), float(found), detail)
+
+
+def _captured_stages_fit(case: CaseRows) -> Check | None:
+    found = missing("no capture") if case.captured is None else agreements(case.captured)
+    if isinstance(found, NotMeasured):
+        return None
+    wrong = [one.stage.replace("_", " ") for one in found if not one.is_ok]
+    whole = found[-1]
+    detail = f"longer than their own time: {', '.join(wrong)}" if wrong else "nanoseconds per round"
+    return Check(not wrong, whole.captured_ns, whole.limit_ns, detail)
+
+
 def _per_request(case: CaseRows, weights: np.ndarray | None = None) -> np.ndarray:
     """Rounds of every request, or the sum of `weights` over them, aligned with `case.requests`."""
     rows = case.rounds["request_row"]
@@ -248,6 +275,11 @@ IDENTITIES: dict[str, tuple[str, Callable[[CaseRows], Check | None]]] = {
         f"stage times of a round <= its duration, within {TIME_TOLERANCE:.0%}",
         _stages_within_round,
     ),
+    "captured_ops_add_up": ("device ops of a capture = its ledger, in number and in time", _captured_ops_add_up),
+    "captured_stages_fit": (
+        f"device time of a captured stage <= its time in the attributed pass x tax, within {TOLERANCE:.0%}",
+        _captured_stages_fit,
+    ),
     "path_is_what_was_asked": ("every part ran the path that it is named by", _path_is_what_was_asked),
 }
 
@@ -257,13 +289,15 @@ def check_identities(frames: RunFrames) -> tuple[IdentityRow, ...]:
     names = ("requests", "rounds", "steps", "stages", "passes")
     groups = {name: grouped(getattr(frames, name), ["run", "case_id"]) for name in names}
     nothing = {name: no_rows(getattr(frames, name)) for name in names}
+    captured = captured_cases(frames)
     rows = []
     ok = frames.cases[frames.cases["status"] == "ok"]
     for run, case_id, label in zip(ok["run"], ok["case_id"], ok["label"], strict=True):
         key = (run, case_id)
         result = frames.results[key]
         assert isinstance(result, OkResult), "the cases frame says ok"
-        rows_of_case = CaseRows(result=result, **{name: groups[name].get(key, nothing[name]) for name in names})
+        own = {name: groups[name].get(key, nothing[name]) for name in names}
+        rows_of_case = CaseRows(result=result, captured=captured.get(key), **own)
         for identity, (_, check) in IDENTITIES.items():
             found = check(rows_of_case)
             if found is not None:

@@ -7,7 +7,6 @@ the book-keeping identities hold and the truth behind every number is known.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -19,8 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ddbench.analysis.settings import uses_drafter
+from ddbench.analysis.synthetic_captures import CapturePlan, write_captures
+from ddbench.analysis.synthetic_rounds import AR_SHARES, HORIZON, STAGE_SHARES, Simulation, answer_to, luck_of
 from ddbench.analysis.tables import TABLES, table_schema
-from ddbench.engine.stages import ROUND_STAGES, Stage
+from ddbench.engine.stages import Stage
 from ddbench.records import (
     CaseResult,
     Ceilings,
@@ -42,24 +43,9 @@ from ddbench.records import (
 )
 from ddbench.spec import ARMS, UNUSED, Case, EngineSpec, ExperimentSpec, WorkloadSpec
 
-HORIZON = 7
-VOCAB = 512
 _CREATED = "2025-01-01T00:00:00Z"
+Rows = list[tuple[Any, ...]]
 _UNREAD = NotMeasured(not_measured="a synthetic run has no machine")
-
-# Arm -> (probability that a drafted token is right, its growth per doubling of the node budget).
-QUALITY: dict[str, float] = {"prompt_lookup": 0.25, "chain": 0.6, "chain_via_tree": 0.6, "ddtree": 0.68}
-# Share of a round that each stage takes; the rest is host time.
-STAGE_SHARES: dict[Stage, float] = {
-    Stage.DRAFT: 0.17,
-    Stage.TREE_BUILD: 0.07,
-    Stage.TREE_COMPILE: 0.03,
-    Stage.VERIFY: 0.50,
-    Stage.ACCEPT: 0.05,
-    Stage.COMMIT: 0.04,
-    Stage.MATERIALIZE: 0.06,
-}
-AR_SHARES: dict[Stage, float] = {Stage.VERIFY: 0.80, Stage.ACCEPT: 0.05, Stage.COMMIT: 0.05}
 
 
 @dataclass(frozen=True)
@@ -86,6 +72,7 @@ class SyntheticPlan:
     interleaved_with: str | None = None
     turn: int = 0  # 0: runs first in even blocks, 1: in odd ones
     experiment: dict[str, Any] = field(default_factory=dict)
+    captures: Mapping[int, CapturePlan] = field(default_factory=dict)  # place in `cases` -> what profilers recorded
 
 
 def make_cases(
@@ -137,12 +124,6 @@ def build_run(folder: Path, plan: SyntheticPlan) -> Path:
     return folder
 
 
-def _luck_of(case: Case) -> int:
-    """A setting's own stream of draws, which a new field of the specs leaves as it is."""
-    text = f"{case.label} {case.engine.seed} {case.workload.num_requests} {case.workload.max_new_tokens}"
-    return zlib.crc32(text.encode())
-
-
 def synthetic_environment() -> Environment:
     """A machine that does not exist."""
     return Environment(
@@ -175,7 +156,10 @@ def _write_case(folder: Path, case_id: str, case: Case, index: int, plan: Synthe
         parity = Parity(status="diverged", num_prompts=4, num_tokens=96, divergences=(gap,))
         result = IncorrectResult(**common, parity=parity, models=model_card(case))
     else:
-        result = _ok_result(folder, common, case, plan)
+        ok, steps = _ok_result(folder, common, case, plan)
+        if index in plan.captures:
+            write_captures(folder, case, ok, steps, plan.captures[index])
+        result = ok
     (folder / "result.json").write_text(ResultFile(result=result).model_dump_json(indent=1), encoding="utf-8")
 
 
@@ -185,17 +169,18 @@ def _started_at(case: Case, plan: SyntheticPlan) -> str:
     return (datetime(2025, 1, 1, tzinfo=UTC) + timedelta(minutes=minutes)).isoformat(timespec="milliseconds")
 
 
-def _ok_result(folder: Path, common: dict[str, Any], case: Case, plan: SyntheticPlan) -> OkResult:
+def _ok_result(folder: Path, common: dict[str, Any], case: Case, plan: SyntheticPlan) -> tuple[OkResult, Rows]:
+    """The result, and the rows of its steps."""
     machine = () if plan.machine is None else (plan.machine,)
-    rng = np.random.default_rng((plan.seed, case.block, _luck_of(case), *machine))
+    rng = np.random.default_rng((plan.seed, case.block, luck_of(case), *machine))
     rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
     keys: list[tuple[Pass, int]] = [("clean", index) for index in range(case.capture.num_clean_passes)]
     if case.capture.mode == "stages":
         keys.append(("attributed", 0))
-    answers = [_answer(case.workload, index, plan) for index in range(case.workload.num_requests)]
+    answers = [answer_to(case.workload, index, plan) for index in range(case.workload.num_requests)]
     passes = []
     for pass_name, index in keys:
-        wall_ns, num_emitted = _Simulation(case, rng, answers, (pass_name, index), plan).run(rows)
+        wall_ns, num_emitted = Simulation(case, rng, answers, (pass_name, index), plan).run(rows)
         summary = PassSummary(
             pass_name=pass_name, index=index, wall_ns=wall_ns, num_emitted=num_emitted, load=_load_sample()
         )
@@ -206,7 +191,7 @@ def _ok_result(folder: Path, common: dict[str, Any], case: Case, plan: Synthetic
         arrays = [pa.array(list(column), type=item.type) for column, item in zip(columns, schema, strict=True)]
         pq.write_table(pa.Table.from_arrays(arrays, schema=schema), folder / f"{name}.parquet")
     shares = AR_SHARES if case.arm == "ar" else STAGE_SHARES
-    return OkResult(
+    result = OkResult(
         **common,
         parity=Parity(status="identical", num_prompts=4, num_tokens=96),
         models=model_card(case),
@@ -225,6 +210,7 @@ def _ok_result(folder: Path, common: dict[str, Any], case: Case, plan: Synthetic
         counters=_counters(case, rows, plan),
         peak_memory_bytes=_UNREAD,
     )
+    return result, rows["steps"]
 
 
 def _counters(case: Case, rows: dict[str, list[tuple[Any, ...]]], plan: SyntheticPlan) -> dict[str, int]:
@@ -240,16 +226,6 @@ def _counters(case: Case, rows: dict[str, list[tuple[Any, ...]]], plan: Syntheti
         "torch_ops": sum(ops.values()),
         **{f"torch_ops.{stage}": count for stage, count in ops.items()},
     }
-
-
-def _answer(workload: WorkloadSpec, index: int, plan: SyntheticPlan) -> list[int]:
-    """The tokens that a greedy target gives to prompt `index`, whoever drafts."""
-    rng = np.random.default_rng((plan.seed, index))
-    length = int(rng.integers(workload.max_new_tokens // 2 + 1, workload.max_new_tokens + 1))
-    tokens = rng.integers(0, VOCAB, length).tolist()
-    if plan.loops and index % 3 == 0:
-        tokens[length // 4 :] = [place % 5 for place in range(length - length // 4)]
-    return tokens
 
 
 def model_card(case: Case) -> ModelCard:
@@ -276,125 +252,3 @@ def _load_sample() -> LoadSample:
         temperature_c=_UNREAD,
         throttle_reasons=_UNREAD,
     )
-
-
-class _Request:
-    """A request in flight."""
-
-    def __init__(self, request_id: int, answer: list[int], quality: float) -> None:
-        self.request_id = request_id
-        self.answer = answer  # what will be emitted, the same in every arm
-        self.quality = quality
-        self.tokens: list[int] = []
-        self.grams: set[tuple[int, ...]] = set()
-        self.num_rounds = 0
-        self.admitted_ns = self.first_ns = self.last_ns = 0
-
-    @property
-    def left(self) -> int:
-        return len(self.answer) - len(self.tokens)
-
-    def emit(self, count: int) -> int:
-        """Output the next tokens; -> how many of them completed a 4-gram of this output again."""
-        num_repeated = 0
-        for token in self.answer[len(self.tokens) : len(self.tokens) + count]:
-            self.tokens.append(token)
-            gram = tuple(self.tokens[-4:])
-            num_repeated += len(gram) == 4 and gram in self.grams
-            self.grams.add(gram)
-        return num_repeated
-
-
-class _Simulation:
-    """One pass over the workload of a case, appended to the tables' rows."""
-
-    def __init__(
-        self,
-        case: Case,
-        rng: np.random.Generator,
-        answers: list[list[int]],
-        key: tuple[Pass, int],
-        plan: SyntheticPlan,
-    ) -> None:
-        self.case, self.rng, self.answers, self.plan = case, rng, answers, plan
-        self.luck = rng if plan.machine is None else np.random.default_rng((plan.seed, _luck_of(case)))
-        self.tax = 1.08 if key[0] == "attributed" else 1.0
-        self.key = key
-        self.has_stages = key[0] == "attributed"
-        self.now = 0
-        if case.arm == "ar":
-            self.nodes = 0
-        elif case.engine.node_budget == 0:
-            self.nodes = HORIZON
-        else:
-            self.nodes = case.engine.node_budget
-
-    def run(self, rows: dict[str, list[tuple[Any, ...]]]) -> tuple[int, int]:
-        workload = self.case.workload
-        waiting = [_Request(index, answer, self._quality(index)) for index, answer in enumerate(self.answers)]
-        running: list[_Request] = []
-        done: list[_Request] = []
-        step = 0
-        while waiting or running:
-            while waiting and len(running) < workload.concurrency:
-                request = waiting.pop(0)
-                self._prefill(request, rows)
-                (running if request.left > 0 else done).append(request)
-            if running:
-                self._round(step, running, rows)
-                step += 1
-            done += [request for request in running if request.left <= 0]
-            running = [request for request in running if request.left > 0]
-        for request in sorted(done, key=lambda item: item.request_id):
-            rows["requests"].append(self._request_row(request))
-        return self.now + 1000, sum(len(request.tokens) for request in done)
-
-    def _quality(self, index: int) -> float:
-        base = QUALITY.get(self.case.arm, 0.0)
-        if self.case.arm == "ddtree":
-            base = min(0.9, base + 0.02 * np.log2(max(self.nodes, 1) / 16))
-        return float(np.clip(base + 0.08 * np.sin(index), 0.0, 0.95)) * self.plan.agreement if base else 0.0
-
-    def _prefill(self, request: _Request, rows: dict[str, list[tuple[Any, ...]]]) -> None:
-        request.admitted_ns = self.now
-        duration = int(4e6 * self.tax * self.rng.lognormal(0, 0.05))
-        self.now += duration
-        request.first_ns = request.last_ns = self.now
-        request.emit(1)
-        if self.has_stages:
-            rows["stages"].append((-1, Stage.PREFILL.value, int(duration * 0.95), "host"))
-
-    def _round(self, step: int, running: Sequence[_Request], rows: dict[str, list[tuple[Any, ...]]]) -> None:
-        start, width = self.now, self.nodes + 1
-        base = 1.2e6 if self.case.arm == "ar" else 1.9e6
-        shares = AR_SHARES if self.case.arm == "ar" else STAGE_SHARES
-        slow = {stage: self.plan.slow.get(stage.value, 1.0) if self.case.arm != "ar" else 1.0 for stage in shares}
-        longer = 1 + sum(shares[stage] * (slow[stage] - 1) for stage in shares)
-        engine, ways = self.case.engine, self.plan.usual
-        base *= ways.get(engine.executor, 1.0) * ways.get(engine.tree_build, 1.0)
-        usual = int((base + 3e3 * width * len(running)) * self.tax * self.rng.lognormal(0, 0.06))
-        duration = int(usual * longer)
-        self.now += duration
-        for request in running:
-            drafted = min(self.nodes, HORIZON)
-            accepted = int(min(self.luck.geometric(1 - request.quality) - 1, drafted))
-            emitted = min(accepted + 1, request.left)
-            repeated = request.emit(emitted)
-            expected = 1 + (1.1 * request.quality * drafted / 2.2 if drafted else 0.0)
-            counts = (self.nodes, accepted, emitted, repeated)
-            rows["rounds"].append(
-                (*self.key, step, request.request_id, request.num_rounds, *counts, expected, accepted < 3)
-            )
-            request.num_rounds += 1
-            request.last_ns = self.now
-        rows["steps"].append((*self.key, step, len(running), width, start, self.now))
-        if self.has_stages:
-            for stage in (stage for stage in ROUND_STAGES if stage in shares):
-                share = shares[stage] * (0.98 + 0.02 * self.rng.random())
-                rows["stages"].append((step, stage.value, int(usual * slow[stage] * share), "host"))
-
-    def _request_row(self, request: _Request) -> tuple[Any, ...]:
-        kind = ("code", "prose", "docs")[request.request_id % 3]
-        prompt = (f"p{request.request_id}", kind, 64)
-        times = (request.admitted_ns, request.first_ns, request.last_ns)
-        return (*self.key, request.request_id, *prompt, request.tokens, request.num_rounds, "length", *times)

@@ -12,6 +12,7 @@ from ddbench.analysis.stats import Summary
 from ddbench.records import NotMeasured, Pass
 
 Unit = Literal["tok/s", "ms", "tokens", "nodes", "requests", "share", "x", "bytes", "count"]
+PassName = Pass | Literal["captured"]  # captured: by a profiler, in a process of its own
 Counted = Literal["prompts", "rounds", "processes"]
 
 
@@ -24,7 +25,7 @@ class Estimate:
     high: float | None
     n: int  # how many of `counted` are behind it
     unit: Unit
-    pass_name: Pass
+    pass_name: PassName
     note: str = ""
     counted: Counted = "prompts"
 

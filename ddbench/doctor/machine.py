@@ -11,83 +11,17 @@ import json
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from ddbench.harness.environment import tool_environment
 from ddbench.harness.tool_faults import SMI_FAULTS, Fault, fault_in
+from ddbench.harness.tools import LONG_S, SHORT_S, Ran, find_tool, run
 
-SHORT_S, LONG_S = 30, 300  # a question; a program that starts torch below a profiler
-# Below the root, newest first; Nsight Compute brings a complete nsys along.
-NSYS_PLACES = (
-    "opt/nvidia/nsight-systems/*/bin/nsys",
-    "opt/nvidia/nsight-systems/*/target-linux-*/nsys",
-    "usr/local/cuda*/bin/nsys",
-    "usr/lib/nsight-systems/bin/nsys",
-    "opt/nvidia/nsight-compute/*/host/target-linux-*/nsys",
-)
-NCU_PLACES = ("opt/nvidia/nsight-compute/*/ncu", "usr/local/cuda*/bin/ncu")
 SMI_FIELDS = ("name", "driver_version", "memory.total", "clocks.sm", "clocks.max.sm", "temperature.gpu")
 THROTTLE_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")  # new name, old name
 CAP_SYS_ADMIN = 21
-
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """How a command ended: `code` None where it could not be started or did not end."""
-
-    code: int | None
-    output: str  # both streams
-
-    @property
-    def first_line(self) -> str:
-        """What it has to say for itself, on one line."""
-        lines = [line.strip() for line in self.output.splitlines() if line.strip()]
-        return lines[0] if lines else f"exit code {self.code}"
-
-    @property
-    def last_line(self) -> str:
-        lines = [line.strip() for line in self.output.splitlines() if line.strip()]
-        return lines[-1] if lines else f"exit code {self.code}"
-
-
-def run(command: Sequence[str | Path], timeout_s: float, libraries: Path | None = None) -> Ran:
-    """Run a command with a minimal environment; nothing that it started outlives it.
-
-    `libraries`: where it brings its own, searched before all others.
-    """
-    environment = tool_environment()
-    if libraries is not None:
-        found = (str(libraries), environment.get("LD_LIBRARY_PATH"))
-        environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, found))
-    try:
-        child = subprocess.Popen(
-            [str(word) for word in command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            env=environment,
-            start_new_session=True,
-        )
-    except OSError as error:
-        return Ran(None, f"cannot be started: {error.strerror}")
-    try:
-        output, _ = child.communicate(timeout=timeout_s)
-        return Ran(child.returncode, output)
-    except subprocess.TimeoutExpired:
-        return Ran(None, f"no answer within {timeout_s:.0f} s")
-    finally:
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.communicate()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,22 +106,11 @@ class Machine:
 
     @cached_property
     def nsys(self) -> Path | None:
-        return self._tool("nsys", NSYS_PLACES)
+        return find_tool("nsys", self.root)
 
     @cached_property
     def ncu(self) -> Path | None:
-        return self._tool("ncu", NCU_PLACES)
-
-    def _tool(self, name: str, places: Sequence[str]) -> Path | None:
-        """On the PATH, or where installers put it."""
-        found = shutil.which(name)
-        if found is not None:
-            return Path(found)
-        for place in places:
-            files = [file for file in self.root.glob(place) if os.access(file, os.X_OK)]
-            if files:
-                return max(files, key=_numbers)
-        return None
+        return find_tool("ncu", self.root)
 
     @cached_property
     def importers(self) -> tuple[Path, ...]:
@@ -226,8 +149,3 @@ def version_of(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _numbers(path: Path) -> list[int]:
-    """Versions in a path, to be compared: 2025.10 is newer than 2025.9."""
-    return [int(number) for number in re.findall(r"\d+", str(path))]

@@ -15,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 
 from ddbench.doctor.finding import Finding, failed, missing, ok
-from ddbench.doctor.machine import LONG_S, SHORT_S, Machine, Ran, run, version_of
+from ddbench.doctor.machine import Machine, version_of
 from ddbench.doctor.self_test import RANGE
 from ddbench.harness.tool_faults import (
     IMPORTER_CURE,
@@ -26,9 +26,8 @@ from ddbench.harness.tool_faults import (
     ToolFault,
     fault_in,
 )
+from ddbench.harness.tools import LONG_S, NCU_CURE, NSYS_CURE, SHORT_S, Ran, run, version_in
 
-NSYS_CURE = "install Nsight Systems (NVIDIA's package nsight-systems-cli) or Nsight Compute, which has an nsys inside"
-NCU_CURE = "install Nsight Compute (NVIDIA's package nsight-compute), which comes with the CUDA toolkit"
 NCU_LOCK = "nsight-compute-lock"
 METRIC = "gpu__time_duration.sum"
 _MISSING_LIBRARY = re.compile(r"error while loading shared libraries: ([^:\s]+)")
@@ -177,10 +176,10 @@ def _tool(file: Path | None, cure: str) -> Finding:
     if file is None:
         return missing("neither on the PATH nor where installers put it", cure)
     done = run((file, "--version"), SHORT_S)
-    version = re.search(r"version\s+(\d+\.\d+[\d.]*)", done.output, flags=re.IGNORECASE)
+    version = version_in(done.output)
     if done.code != 0 or version is None:
         return failed(f"{file} does not tell its version: {done.first_line}", cure)
-    return ok(f"{version[1]}, {file}")
+    return ok(f"{version}, {file}")
 
 
 def _fault(done: Ran, faults: Sequence[ToolFault], what: str, cure: str) -> Finding:

@@ -81,7 +81,7 @@ class Engine:
         """Serve all requests, `concurrency` of them in flight, first come first served; results in request order."""
         _check_requests(requests, concurrency, self.models.target.shape.vocab)
         scheduler = Scheduler(requests, concurrency)
-        batch = self.reserve(requests, concurrency, times_stages=probe.times_stages)
+        batch = self.reserve(requests, concurrency, times_stages=probe.times_stages, probe=probe)
         for field, part in self._used_parts().items():
             part.begin(requests)
             probe.path_used(field, _name_of(field, part))
@@ -98,7 +98,14 @@ class Engine:
         return scheduler.results()
 
     @torch.inference_mode()
-    def reserve(self, requests: Sequence[Request], concurrency: int, *, times_stages: bool = False) -> Batch:
+    def reserve(
+        self,
+        requests: Sequence[Request],
+        concurrency: int,
+        *,
+        times_stages: bool = False,
+        probe: Probe = _UNOBSERVED,  # sees the stages of what is recorded
+    ) -> Batch:
         """Storage for these requests, kept from run to run, and all that its executor prepares for it.
 
         Runs of requests that fit take it as it is: call it with all that will come, before anything is timed.
@@ -113,7 +120,9 @@ class Engine:
         self._in_flight.clear()
         generators = tuple(chain.from_iterable(part.generators for part in self._used_parts().values()))
         shortest = min((len(request.prompt) for request in requests), default=0)
-        self.parts.executor.prepare(self._round, batch, generators, shortest=shortest, times_stages=times_stages)
+        self.parts.executor.prepare(
+            self._round, batch, generators, shortest=shortest, times_stages=times_stages, probe=probe
+        )
         return batch
 
     def _used_parts(self) -> dict[str, Part]:

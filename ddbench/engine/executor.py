@@ -75,6 +75,7 @@ class Executor(Part):
         *,
         shortest: int,
         times_stages: bool,
+        probe: Probe,
     ) -> None:
         """Rounds on this storage are to come, with contexts of `shortest` rows and more, and these sources of draws."""
 
@@ -131,6 +132,7 @@ class GraphExecutor(Executor):
         *,
         shortest: int,
         times_stages: bool,
+        probe: Probe,
     ) -> None:
         """Record every batch size with every context bound that the storage can come to hold."""
         if batch is not self._storage:
@@ -142,16 +144,20 @@ class GraphExecutor(Executor):
         bounds = [bound for bound in context_bounds(batch.most_context) if bound >= shortest]
         for key in itertools.starmap(_Key, itertools.product(sizes, bounds, variants)):
             if key not in self._recordings:
-                self._record(round_, batch, generators, key)
+                self._record(round_, batch, generators, key, probe)
 
     def release(self) -> None:
         self._storage = self._pool = None
         self._recordings.clear()
         self._reports.clear()
 
-    def _record(self, round_: Round, batch: Batch, generators: Sequence[torch.Generator], key: _Key) -> None:
+    def _record(
+        self, round_: Round, batch: Batch, generators: Sequence[torch.Generator], key: _Key, probe: Probe
+    ) -> None:
         view = batch.view(key.batch_size, key.context_bound)
-        recording = record(round_, view, self._pool, generators, by_stage=self.by_stage, times_stages=key.times_stages)
+        recording = record(
+            round_, view, self._pool, generators, by_stage=self.by_stage, times_stages=key.times_stages, probe=probe
+        )
         self._recordings[key] = recording
         self._counts["graph_captures"] += recording.num_graphs
         if not self._reports:

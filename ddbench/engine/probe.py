@@ -20,6 +20,9 @@ class Probe(Protocol):
     def stage(self, stage: Stage) -> AbstractContextManager[None]:
         """Brackets one stage."""
 
+    def recording(self, stage: Stage) -> AbstractContextManager[None]:
+        """Brackets what the host does for a stage of a graph: launches that become its nodes, a step between two."""
+
     def timed(self, stage: Stage, duration_ns: int) -> None:
         """A stage within a replayed graph, by the device's clock; it belongs to the round that started last."""
 
@@ -50,6 +53,9 @@ class NullProbe:
     def admitted(self, request_id: int) -> None: ...
 
     def stage(self, stage: Stage) -> AbstractContextManager[None]:
+        return _NOTHING
+
+    def recording(self, stage: Stage) -> AbstractContextManager[None]:
         return _NOTHING
 
     def timed(self, stage: Stage, duration_ns: int) -> None: ...

@@ -2,7 +2,8 @@
 
 The round's own code runs once under capture: whatever it launches becomes nodes, and the tensors it makes keep their
 addresses. Where a step has to happen on the host the graph is cut in two. Stage times inside a graph come from events
-that are nodes of it, recorded anew by every replay.
+that are nodes of it, recorded anew by every replay. A profiler learns of stages while they are recorded: the probe
+brackets each of them then, since a replay is one launch for all.
 """
 
 from __future__ import annotations
@@ -16,20 +17,22 @@ import torch
 
 from ddbench.engine.batch import Batch
 from ddbench.engine.launch import AT_ONCE, Launch
-from ddbench.engine.probe import Probe
+from ddbench.engine.probe import NullProbe, Probe
 from ddbench.engine.stages import Stage
 
 HostStep = Callable[[], None]
 Round = Callable[[Batch, Launch], torch.Tensor]
+UNOBSERVED = NullProbe()
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A graph, or a step on the host that waits for the graph before it."""
 
-    stage: Stage | None  # whose work it is; None where it spans several
+    stage: Stage | None  # whose work it is; None where it spans several, or is within one that spans several
     graph: torch.cuda.CUDAGraph | None
     step: HostStep | None = None
+    within: Stage | None = None  # of a step: the stage that it is a part of
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class Recording:
                 else:
                     end.record()
                     begin, end = next(pairs)
-                    _wait_and_run(segment)
+                    _wait_and_run(segment, probe)
                     begin.record()
         end.record()
         if self.marks:
@@ -82,10 +85,12 @@ class Recording:
                 probe.timed(mark.stage, round(mark.begin.elapsed_time(mark.end) * 1e6))
 
 
-def _wait_and_run(segment: Segment) -> None:
+def _wait_and_run(segment: Segment, probe: Probe) -> None:
     assert segment.step is not None, "a segment is a graph or a step"
-    torch.cuda.current_stream().synchronize()
-    segment.step()
+    assert segment.within is not None, "a step is part of a stage"
+    with nullcontext() if segment.stage is not None else probe.recording(segment.within):
+        torch.cuda.current_stream().synchronize()
+        segment.step()
 
 
 class _CapturingLaunch:
@@ -98,13 +103,16 @@ class _CapturingLaunch:
         *,
         by_stage: bool,
         times_stages: bool,
+        probe: Probe = UNOBSERVED,
     ) -> None:
         self._pool = pool
         self._generators = generators
+        self._probe = probe
         self._by_stage = by_stage
         self._times_stages = times_stages
         self._open: torch.cuda.CUDAGraph | None = None
-        self._stage: Stage | None = None
+        self._stage: Stage | None = None  # of the graph that is open, where each has one
+        self._within: Stage | None = None
         self.segments: list[Segment] = []
         self.marks: list[StageMark] = []
 
@@ -130,6 +138,12 @@ class _CapturingLaunch:
 
     @contextmanager
     def stage(self, stage: Stage) -> Iterator[None]:
+        self._within = stage
+        with self._probe.recording(stage), self._cut_or_marked(stage):
+            yield
+
+    @contextmanager
+    def _cut_or_marked(self, stage: Stage) -> Iterator[None]:
         if self._by_stage:
             self._stage = stage
             self.begin()
@@ -147,7 +161,7 @@ class _CapturingLaunch:
 
     def on_host(self, step: HostStep) -> None:
         self.end()
-        self.segments.append(Segment(self._stage, None, step))
+        self.segments.append(Segment(self._stage, None, step, self._within))
         self.begin()
 
 
@@ -159,6 +173,7 @@ def record(
     *,
     by_stage: bool,
     times_stages: bool,
+    probe: Probe = UNOBSERVED,
 ) -> Recording:
     """Record `round_` for the shapes of `batch`, whose rows must all be idle: it is run, and changes nothing.
 
@@ -166,7 +181,7 @@ def record(
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    launch = _CapturingLaunch(pool, generators, by_stage=by_stage, times_stages=times_stages)
+    launch = _CapturingLaunch(pool, generators, by_stage=by_stage, times_stages=times_stages, probe=probe)
     with torch.cuda.stream(stream):
         round_(batch, AT_ONCE)
         stream.synchronize()

@@ -20,10 +20,12 @@ from ddbench.harness.environment import asked_environment, environment_of, modul
 from ddbench.harness.interrupt import resumable
 from ddbench.harness.lock import device_lock
 from ddbench.harness.plan import Plan
+from ddbench.harness.profilers.drive import known_captures
+from ddbench.harness.profilers.errand import MODULE as CAPTURE_MODULE
 from ddbench.harness.progress import SweepDisplay
 from ddbench.harness.run import WORKER
 from ddbench.harness.store import RunFolder, create_run, open_run
-from ddbench.harness.sweep import Leg, Tally, as_it_was, device_of, manifest_of
+from ddbench.harness.sweep import Leg, Tally, as_it_was, device_of, manifest_of, tell_capture_faults
 from ddbench.records import Environment, Manifest
 
 WORKER_MODULE = "ddbench.harness.worker"
@@ -112,7 +114,7 @@ def _execute(
     ceilings: Sequence[str] | None,
 ) -> Turns:
     legs = (
-        Leg(runs[0], console, module_of(checkout.resolve(), WORKER_MODULE)),
+        Leg(runs[0], console, module_of(checkout.resolve(), WORKER_MODULE), _capture_worker(checkout)),
         Leg(runs[1], console, command),
     )
     turns = list(_turns(legs))
@@ -124,8 +126,15 @@ def _execute(
     tally = Tally()
     for run in runs:
         for result in run.results():
-            tally.add(result)
+            tally.add(result, known_captures(run.case_folder(result.case_id), result.case))
+    tell_capture_faults(tally, console)
     return Turns(runs[0], runs[1], tally)
+
+
+def _capture_worker(checkout: Path) -> tuple[str, ...] | None:
+    """The command that runs a case of the other code under a profiler; None: it is older than captures."""
+    file = checkout.joinpath(*CAPTURE_MODULE.split(".")).with_suffix(".py")
+    return module_of(checkout.resolve(), CAPTURE_MODULE) if file.is_file() else None
 
 
 def _turns(legs: tuple[Leg, Leg]) -> Iterator[tuple[Leg, str]]:

@@ -49,6 +49,9 @@ class CleanProbe:
     def stage(self, stage: Stage) -> AbstractContextManager[None]:
         return _NOTHING
 
+    def recording(self, stage: Stage) -> AbstractContextManager[None]:
+        return _NOTHING
+
     def timed(self, stage: Stage, duration_ns: int) -> None: ...
 
     def first_token(self, request_id: int, token: int) -> None:

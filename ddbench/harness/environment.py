@@ -29,7 +29,7 @@ MOUNTED = ("kernels", "reference", "experiments")  # folders that a checkout kee
 SOURCE_SUFFIXES = frozenset((".py", ".toml", ".j2", ".css", ".js", ".cpp", ".cu"))
 PACKAGE = Path(ddbench.__file__).resolve().parent
 # What a profiler and its target are given: a report of nsys holds every variable of its target, secrets included.
-TOOL_VARIABLES = ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR", "CUDA_VISIBLE_DEVICES", "PYTHONPATH")
+TOOL_VARIABLES = ("PATH", "HOME", "XDG_CACHE_HOME", "LD_LIBRARY_PATH", "TMPDIR", "CUDA_VISIBLE_DEVICES", "PYTHONPATH")
 
 
 def environment_of(device: Literal["cpu", "cuda"]) -> Environment:

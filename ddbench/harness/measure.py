@@ -59,7 +59,7 @@ def measure_case(job: Job, notify: Notify) -> tuple[CaseResult, CaseTables | Non
     workload = build_workload(case.workload, models.target.shape, models.folder, case.capture.num_warmup_requests)
     engine = build_engine(case.engine, models, workload, case.workload.concurrency)
     notify("reserving")
-    everything = (*workload.measured, *_warmup_requests(workload.warmup, case.workload.concurrency))
+    everything = all_requests(case, workload)
     engine.reserve(everything, case.workload.concurrency, times_stages=case.capture.mode != "none")
     notify("parity")
     verdict = check_parity(case, models, engine, workload.measured)
@@ -95,10 +95,11 @@ def measure_case(job: Job, notify: Notify) -> tuple[CaseResult, CaseTables | Non
         case=case,
         started_at=started_at,
         seconds=process_seconds(),
-        warnings=warnings_of(case, card, observed, warmup_ns),
+        warnings=warnings_of(case, card, observed, warmup_ns, workload.card),
         warmup_ns=warmup_ns,
         parity=verdict,
         models=card,
+        prompts=workload.card,
         passes=tuple(one.summary for one in observed),
         stage_costs=case_costs(case, models, observed),
         path_used=path_used(case.engine, observed),
@@ -110,6 +111,11 @@ def measure_case(job: Job, notify: Notify) -> tuple[CaseResult, CaseTables | Non
 
 
 # ---------------------------------------------------------------------------------------------------------- building
+
+
+def all_requests(case: Case, workload: Workload) -> tuple[Request, ...]:
+    """What a case will run: storage is reserved for all of it at once."""
+    return (*workload.measured, *_warmup_requests(workload.warmup, case.workload.concurrency))
 
 
 def build_engine(spec: EngineSpec, models: Models, workload: Workload, concurrency: int) -> Engine:
@@ -178,10 +184,10 @@ def warm_up(engine: Engine, case: Case, requests: Sequence[Request]) -> tuple[in
     chosen = _warmup_requests(requests, case.workload.concurrency)
     times: list[int] = []
     while chosen and not has_settled(times) and len(times) < MOST_WARMUPS and sum(times) < WARMUP_LIMIT_NS:
-        _synchronize(case.engine)
+        synchronize(case.engine)
         start = time.perf_counter_ns()
         engine.run(chosen, case.workload.concurrency)
-        _synchronize(case.engine)
+        synchronize(case.engine)
         times.append(time.perf_counter_ns() - start)
     return tuple(times)
 
@@ -239,10 +245,10 @@ def _run_pass(
     load_before: float | NotMeasured,
 ) -> tuple[Observed, float | NotMeasured]:
     gc.collect()
-    _synchronize(case.engine)
+    synchronize(case.engine)
     start = time.perf_counter_ns()
     finished = engine.run(requests, case.workload.concurrency, probe)
-    _synchronize(case.engine)
+    synchronize(case.engine)
     wall_ns = time.perf_counter_ns() - start
     load_after = host_load()
     rows = pass_rows(probe, requests, finished, name, index, start)
@@ -257,7 +263,8 @@ def _run_pass(
     return Observed(summary, rows, {done.request_id: done.tokens for done in finished}), load_after
 
 
-def _synchronize(spec: EngineSpec) -> None:
+def synchronize(spec: EngineSpec) -> None:
+    """Return when the device is idle."""
     if spec.device == "cuda":
         torch.cuda.synchronize()
 

@@ -11,7 +11,6 @@ import math
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
@@ -68,19 +67,11 @@ class Plan:
 def engine_capabilities() -> Capabilities:
     """What the engine of this package can do. Imports torch."""
     from ddbench.engine.parts import PARTS, absence, supports
-    from ddbench.models.shapes import DRAFTERS, TARGETS
-    from ddbench.models.weights import checkpoint_folder, read_shapes
+    from ddbench.models.weights import checkpoint_folder, pair_shapes
 
     def reason_against(spec: EngineSpec) -> str | None:
-        folder = checkpoint_folder(spec.target)
-        if folder is None and spec.drafter is not None:
-            raise UserError(
-                f"drafter '{spec.drafter}': target '{spec.target}' has random weights, no drafter fits them"
-            )
-        if folder is None:
-            return supports(spec, TARGETS[spec.target], DRAFTERS.get(spec.target))
-        target, drafter = read_shapes(folder)
-        return supports(spec, target, drafter if spec.drafter is None else read_shapes(Path(spec.drafter))[1])
+        shapes = pair_shapes(spec)
+        return supports(spec, shapes.target, shapes.drafter)
 
     return Capabilities(
         variants=PARTS,

@@ -7,8 +7,6 @@ looked at once per pair of models and workload. What only a running case can fin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 import torch
@@ -17,29 +15,22 @@ from torch import nn
 from ddbench.engine.types import CaseFacts, Request
 from ddbench.errors import UserError, did_you_mean
 from ddbench.harness.plan import Plan
-from ddbench.harness.workload import build_workload
+from ddbench.harness.workload import build_workload, check_source
 from ddbench.models.drafter import Drafter
-from ddbench.models.shapes import DRAFTERS, TARGETS, DrafterShape, TargetShape
+from ddbench.models.shapes import DRAFTERS
 from ddbench.models.target import Target
-from ddbench.models.weights import checkpoint_folder, is_made_on_device, load_models, read_shapes
+from ddbench.models.weights import PairShapes, check_files, is_made_on_device, pair_shapes
 from ddbench.spec import UNUSED, Case, EngineSpec
 
 GIB = 2**30
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """Shapes of a target and its drafter, and where their weights are."""
-
-    folder: Path | None
-    target: TargetShape
-    drafter: DrafterShape
-
-
 def check_requests(plan: Plan) -> None:
     """Raise the UserError of the first case that cannot run as it was asked for."""
-    pairs: dict[tuple[str, ...], _Pair] = {}
+    pairs: dict[tuple[str, ...], PairShapes] = {}
     prompts: dict[tuple[str, int, str], tuple[Request, ...]] = {}
+    for spec in dict.fromkeys(case.workload for case in plan.cases):
+        check_source(spec)  # before any weights are read
     for case in plan.cases:
         key = _models_key(case.engine)
         if key not in pairs:
@@ -57,42 +48,40 @@ def _models_key(engine: EngineSpec) -> tuple[str, ...]:
     return (engine.target, engine.drafter or "", engine.dtype, engine.experts)
 
 
-def _checked_pair(engine: EngineSpec) -> _Pair:
+def _checked_pair(engine: EngineSpec) -> PairShapes:
     """The shapes, after the memory that they need and, of a checkpoint, after every tensor of it."""
-    folder = checkpoint_folder(engine.target)
-    if folder is None and engine.target not in DRAFTERS:
+    pair = pair_shapes(engine)
+    if pair.folder is None and pair.drafter is None:
         raise UserError(
             f"target '{engine.target}' has no drafter shape, and random weights are made in pairs: "
             f"{did_you_mean(engine.target, DRAFTERS)}"
         )
-    if folder is None:
-        pair = _Pair(None, TARGETS[engine.target], DRAFTERS[engine.target])
-    else:
-        target, own = read_shapes(folder)
-        pair = _Pair(folder, target, own if engine.drafter is None else read_shapes(Path(engine.drafter))[1])
     _check_memory(engine, pair)
-    if folder is not None:
-        load_models(engine.model_copy(update={"device": "cpu", "experts": "packed"}))
+    if pair.folder is not None:
+        check_files(engine)
     return pair
 
 
-def _check_memory(engine: EngineSpec, pair: _Pair) -> None:
-    """Weights are made or read in host memory, floats in four bytes each; large random ones on the GPU itself."""
+def _check_memory(engine: EngineSpec, pair: PairShapes) -> None:
+    """Weights are made or read in host memory, floats in four bytes each; large random ones, and those of published
+    folders, on the device itself.
+    """
     name = engine.target
     try:
         with torch.device("meta"):
-            modules: tuple[nn.Module, ...] = (
-                Target(pair.target, pair.drafter.target_layer_ids),
-                Drafter(pair.drafter, pair.target.max_context),
-            )
+            modules: tuple[nn.Module, ...] = (Target(pair.target),)
+            if pair.drafter is not None:
+                modules += (Drafter(pair.drafter, pair.target.max_context),)
     except RuntimeError as error:
         raise UserError(f"target '{name}': its shape is impossible: {str(error).splitlines()[0]}") from error
-    if pair.folder is None and is_made_on_device(pair.target, engine.device):
+    is_direct = pair.is_streamed or (pair.folder is None and is_made_on_device(pair.target, engine.device))
+    if is_direct and engine.device == "cuda":
         needed, there = device_bytes(modules, engine), torch.cuda.get_device_properties(0).total_memory
         where, advice = "GPU memory", "use experts=packed, dtype=bfloat16 or a smaller target"
     else:
         tensors = (tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
-        needed, there = sum(tensor.nbytes for tensor in tensors), psutil.virtual_memory().total
+        needed = device_bytes(modules, engine) if is_direct else sum(tensor.nbytes for tensor in tensors)
+        there = psutil.virtual_memory().total
         where, advice = "host memory", "use a smaller target"
     if needed > there:
         raise UserError(
@@ -113,7 +102,7 @@ def device_bytes(modules: Sequence[nn.Module], engine: EngineSpec) -> int:
     return total
 
 
-def _check_case(case: Case, pair: _Pair, requests: Sequence[Request]) -> None:
+def _check_case(case: Case, pair: PairShapes, requests: Sequence[Request]) -> None:
     facts = CaseFacts(case.engine, pair.target, pair.drafter)
     num_requests, concurrency = case.workload.num_requests, case.workload.concurrency
     if concurrency > num_requests:
@@ -128,13 +117,15 @@ def _check_case(case: Case, pair: _Pair, requests: Sequence[Request]) -> None:
             f"got {len(case.engine.oracle_quality)}: --set oracle_quality={'+'.join(['0.8'] * horizon)}, "
             "or leave it out for a recorded oracle_profile"
         )
-    longest = max(len(request.prompt) for request in requests)
-    rows = longest + case.workload.max_new_tokens + _rows_in_flight(facts)
-    if rows > pair.target.max_context:
+    longest, room = max(len(request.prompt) for request in requests), pair.target.max_context
+    beside = case.workload.max_new_tokens + _rows_in_flight(facts)
+    rows = longest + beside
+    if rows > room:
+        num_long = sum(len(request.prompt) + beside > room for request in requests)
         raise UserError(
             f"{case.label}: {longest} prompt tokens + {case.workload.max_new_tokens} new + {_rows_in_flight(facts)} in "
-            f"flight = {rows}, more than the context of '{pair.target.name}' ({pair.target.max_context}): "
-            "lower max_new_tokens or node_budget, or take shorter prompts"
+            f"flight = {rows}, more than the context of '{pair.target.name}' ({room}), for "
+            f"{num_long} of {len(requests)} prompts: lower max_new_tokens or node_budget, or take shorter prompts"
         )
 
 

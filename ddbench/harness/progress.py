@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
 from ddbench import units
+from ddbench.captured import Capture
 from ddbench.records import CaseResult, FailedResult, IncorrectResult, OkResult
 from ddbench.spec import Case
 
@@ -63,7 +64,7 @@ class SweepDisplay:
     def phase(self, text: str) -> None:
         self._bar.update(self._task, description=self._doing(f": {text}"))
 
-    def finished(self, result: CaseResult) -> None:
+    def finished(self, result: CaseResult, captures: Sequence[Capture] = ()) -> None:
         self._spent += self._clock() - self._begin
         self._num_timed += 1
         self._num_done += 1
@@ -71,7 +72,9 @@ class SweepDisplay:
         self._bar.update(self._task, completed=self._num_done, left=self._time_left())
         place = f"[{self._num_done:>{len(str(self._num_cases))}}/{self._num_cases}]"
         colour = _COLOURS[result.status]
-        line = f"{place} [{colour}]{result.status:<9}[/] {result_row(result, self._label_width)}"
+        line = (
+            f"{place} [{colour}]{result.status:<9}[/] {result_row(result, self._label_width)}{_captures_note(captures)}"
+        )
         if not self._is_live and self._num_left:
             line += f"  ({self._time_left()})"
         self._console.print(line, highlight=False, soft_wrap=not self._is_live)
@@ -123,6 +126,16 @@ def _acceptance_length(result: OkResult) -> str:
 
 def _parity_note(result: OkResult) -> str:
     return "" if result.parity.status == "identical" else f"  parity {result.parity.status}"
+
+
+def _captures_note(captures: Sequence[Capture]) -> str:
+    """The tools that recorded the case, and why others did not; the cure stands at the end of the sweep."""
+    if not captures:
+        return ""
+    return "  " + ", ".join(
+        one.tool if one.fault is None else f"[yellow]{one.tool}: {one.fault.reason.replace('_', ' ')}[/]"
+        for one in captures
+    )
 
 
 def _first_divergence(result: IncorrectResult) -> str:

@@ -6,7 +6,7 @@ Between `cli.py` and `plan.py`; what is wrong with the words is a UserError that
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 from ddbench.errors import UserError, did_you_mean, shown
 from ddbench.harness import sweep
@@ -19,23 +19,29 @@ from ddbench.harness.plan import (
     with_overrides,
 )
 from ddbench.harness.preflight import check_requests
-from ddbench.spec import ARMS, Axis, parse_axis
+from ddbench.spec import ARMS, Axis, Tool, make_axis, parse_axis
+
+NO_CAPTURE = "none"
+CAPTURES = (NO_CAPTURE, "stages", *get_args(Tool))  # what `--capture` may name
 
 
 def planned(
     name: str,
     *,
     concurrency: str | None,
+    workload: str | None = None,
     sets: Sequence[str],
     arms: str | None,
     blocks: int | None,
     seed: int | None,
     device: Any,
+    capture: str | None = None,
     **engine: Any,
 ) -> Plan:
     """The plan of an experiment with the command line's changes."""
     experiment = sweep.find_experiment(name)
-    axes = _axes(concurrency, sets)
+    axes = _axes(concurrency, workload, sets)
+    axes += _capture_axes(capture, axes)
     chosen = tuple(word.strip() for word in (arms or "").split(",") if word.strip())
     if arms is not None and not chosen:
         raise UserError(f"--arms names no arm: {did_you_mean('', ARMS)}")
@@ -47,8 +53,35 @@ def planned(
     return plan
 
 
-def _axes(concurrency: str | None, sets: Sequence[str]) -> list[Axis]:
-    texts = [*([f"concurrency={concurrency}"] if concurrency is not None else []), *sets]
+def _capture_axes(text: str | None, others: Sequence[Axis]) -> list[Axis]:
+    """`stages,nsys`: all passes beside the clean one, as the two axes that they are; `none` of them."""
+    if text is None:
+        return []
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise UserError(f"--capture names nothing: {did_you_mean('', CAPTURES)}")
+    for word in words:
+        if word not in CAPTURES:
+            raise UserError(f"--capture: {_no_capture(word)}")
+    if NO_CAPTURE in words and len(set(words)) > 1:
+        raise UserError(f"--capture: 'none' stands alone, got {shown(text)}")
+    for name in ("mode", "tools"):
+        if any(axis.name == name for axis in others):
+            raise UserError(f"--capture and --set {name}=... are both given: keep one of them")
+    mode = "stages" if "stages" in words else "none"
+    tools = tuple(dict.fromkeys(word for word in words if word in get_args(Tool)))
+    return [make_axis("mode", (mode,)), make_axis("tools", (tools,))]
+
+
+def _no_capture(word: str) -> str:
+    if word == "counters":
+        return "'counters' is no choice: ops are counted in every case; counters of the GPU are read by 'ncu'"
+    return f"unknown capture {shown(word)}: {did_you_mean(word, CAPTURES)}"
+
+
+def _axes(concurrency: str | None, workload: str | None, sets: Sequence[str]) -> list[Axis]:
+    short = {"concurrency": concurrency, "prompts": workload}
+    texts = [*(f"{name}={values}" for name, values in short.items() if values is not None), *sets]
     axes = []
     for text in texts:
         name, equals, values = text.partition("=")

@@ -15,7 +15,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +27,7 @@ import psutil
 from ddbench.errors import SchemaError
 from ddbench.harness.environment import PACKAGE, child_environment
 from ddbench.harness.store import RunFolder, read_result, write_result
-from ddbench.records import CaseResult, FailedResult
+from ddbench.records import CaseResult, FailedResult, OkResult
 from ddbench.spec import Case, Record
 
 WORKER: tuple[str, ...] = (sys.executable, "-m", "ddbench.harness.worker")
@@ -52,15 +53,24 @@ class Ending:
     log_tail: str
 
 
-def run_case(run: RunFolder, job: Job, on_phase: Callable[[str], None], command: Sequence[str] = WORKER) -> CaseResult:
-    """Run a case and put its folder in place."""
+def run_case(
+    run: RunFolder,
+    job: Job,
+    on_phase: Callable[[str], None],
+    command: Sequence[str] = WORKER,
+    afterwards: Callable[[Path, Path, Case], None] | None = None,
+) -> CaseResult:
+    """Run a case and put its folder in place.
+
+    `afterwards` is what is still to be done with an ok case before its folder is complete; it is given the job's file,
+    the folder and the case.
+    """
     case_id, case = job.case_id, job.case
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     with run.new_case_folder(case_id) as folder:
         job_file = folder / "job.json"
         job_file.write_text(job.model_dump_json(), encoding="utf-8")
         ending = supervise((*command, str(job_file), str(folder)), case.capture.timeout_s, on_phase)
-        job_file.unlink()
         if ending.exit_code == 0 and (folder / "result.json").is_file():
             result = _read(folder, case_id, case, started_at, ending)
         else:
@@ -69,6 +79,9 @@ def run_case(run: RunFolder, job: Job, on_phase: Callable[[str], None], command:
             changes = {"log_tail": scrubbed(ending.log_tail), "seconds": ending.seconds}
             result = result.model_copy(update=changes)
             write_result(folder, result)
+        elif isinstance(result, OkResult) and afterwards is not None:
+            afterwards(job_file, folder, case)
+        job_file.unlink()
         run.keep(folder, case_id)
     return result
 
@@ -114,7 +127,15 @@ def _signal_name(number: int) -> str:
 # -------------------------------------------------------------------------------------------------------- the process
 
 
-def supervise(command: Sequence[str], timeout_s: float, on_phase: Callable[[str], None]) -> Ending:
+def supervise(
+    command: Sequence[str],
+    timeout_s: float,
+    on_phase: Callable[[str], None],
+    *,
+    environment: Mapping[str, str] | None = None,  # without: our own, in which this package is found
+    tail_lines: int = TAIL_LINES,
+    grace_s: float = 0.0,  # between asking it to end and killing it, where it may have to tidy up
+) -> Ending:
     """Run a command to its end, to its timeout, or to an exception here; never leave a process behind."""
     begin = time.monotonic()
     child = subprocess.Popen(
@@ -126,10 +147,10 @@ def supervise(command: Sequence[str], timeout_s: float, on_phase: Callable[[str]
         encoding="utf-8",
         errors="replace",
         start_new_session=True,
-        env=child_environment(),
+        env=child_environment() if environment is None else environment,
     )
     phases: queue.SimpleQueue[str] = queue.SimpleQueue()
-    tail: deque[str] = deque(maxlen=TAIL_LINES)
+    tail: deque[str] = deque(maxlen=tail_lines)
     assert child.stdin is not None
     assert child.stdout is not None
     assert child.stderr is not None
@@ -143,7 +164,7 @@ def supervise(command: Sequence[str], timeout_s: float, on_phase: Callable[[str]
         is_late = not _wait(child, begin + timeout_s, phases, on_phase)
     finally:
         if child.poll() is None:  # never by the number of a process that is gone: it may be another's by now
-            kill_tree(child)
+            kill_tree(child, grace_s)
         child.wait()
         child.stdin.close()
         for reader in readers:
@@ -182,11 +203,16 @@ def _read_log(stream: IO[str], tail: deque[str]) -> None:
         tail.append(line.rstrip("\n"))
 
 
-def kill_tree(child: subprocess.Popen[str]) -> None:
-    """Kill a running child of ours and all its descendants."""
+def kill_tree(child: subprocess.Popen[str], grace_s: float = 0.0) -> None:
+    """Kill a running child of ours and all its descendants; ask it to end by itself first where it gets the time."""
     try:
         root = psutil.Process(child.pid)
         processes = [*root.children(recursive=True), root]
+        if grace_s:
+            child.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(grace_s)
+            processes = list(dict.fromkeys([*_descendants(root), *processes]))
     except psutil.NoSuchProcess:
         return
     for process in processes:
@@ -195,6 +221,13 @@ def kill_tree(child: subprocess.Popen[str]) -> None:
         except psutil.NoSuchProcess:
             continue
     psutil.wait_procs(processes[:-1], timeout=GRACE_S)
+
+
+def _descendants(root: psutil.Process) -> list[psutil.Process]:
+    try:
+        return root.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 def scrubbed(text: str) -> str:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddbench.harness.plan import Plan
+from ddbench.harness.profilers.drive import fault_before, tools_of
 from ddbench.spec import ARMS, PART_FIELDS, CaptureSpec, EngineSpec, WorkloadSpec
 
 if TYPE_CHECKING:
@@ -63,13 +64,11 @@ def _parts_table() -> Table:
 
 
 def _targets_table() -> Table:
-    from ddbench.models.shapes import DRAFTERS
-    from ddbench.models.weights import checkpoint_folder, target_names
+    from ddbench.models.catalog import catalog
 
-    table = _table("Targets (or a checkpoint folder)", "target", "weights", "drafter")
-    for name in target_names():
-        has_weights = checkpoint_folder(name) is not None
-        _row(table, name, "shipped" if has_weights else "random", "yes" if has_weights or name in DRAFTERS else "no")
+    table = _table("Targets (or a checkpoint folder; more: ddbench models list)", "target", "weights", "drafter")
+    for entry in catalog():
+        _row(table, entry.name, entry.weights, "yes" if entry.has_drafter else "no")
     return table
 
 
@@ -105,6 +104,8 @@ def show_plan(console: Console, plan: Plan, with_cases: bool) -> None:
         for number, case in enumerate(plan.cases, start=1):
             _row(table, number, case.block, case.label)
         console.print(table)
+    for note in capture_notes(plan):
+        console.print(Text(note), soft_wrap=not console.is_terminal)
     reasons: dict[str, list[str]] = {}
     for skipped in plan.skipped:
         reasons.setdefault(skipped.reason, []).append(skipped.label)
@@ -112,6 +113,17 @@ def show_plan(console: Console, plan: Plan, with_cases: bool) -> None:
         text = Text("skipped ", style=_STATUS_COLOURS["skipped"])
         text.append(f"{_together(labels)}: {reason}", style="default")
         console.print(text, soft_wrap=not console.is_terminal)
+
+
+def capture_notes(plan: Plan) -> list[str]:
+    """How many passes under which profiler there will be, and which of them cannot be."""
+    numbers: dict[str, int] = {}
+    for case in plan.cases:
+        for tool in tools_of(case):
+            fault = fault_before(case, tool)
+            text = f"captured by {tool}" if fault is None else f"not captured by {tool}: {fault.what}: {fault.cure}"
+            numbers[text] = numbers.get(text, 0) + 1
+    return [f"{number} {'case' if number == 1 else 'cases'} {text}" for text, number in numbers.items()]
 
 
 def _together(labels: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from ddbench.errors import DdbenchError
 from ddbench.harness.costs import stage_costs
 from ddbench.harness.observe import PassRows, count, typical_round
 from ddbench.models.weights import Models
-from ddbench.records import BUSY_HOST, ModelCard, PassSummary, StageCost
+from ddbench.records import BUSY_HOST, ModelCard, PassSummary, PromptCard, StageCost
 from ddbench.spec import PART_FIELDS, UNUSED, Case, EngineSpec
 
 REPETITIVE = 0.5  # share of repeated 4-grams from which an output counts as degenerate
@@ -97,7 +97,11 @@ def has_settled(warmup_ns: Sequence[int]) -> bool:
 
 
 def warnings_of(
-    case: Case, card: ModelCard, observed: Sequence[Observed], warmup_ns: Sequence[int] = ()
+    case: Case,
+    card: ModelCard,
+    observed: Sequence[Observed],
+    warmup_ns: Sequence[int] = (),
+    prompts: PromptCard | None = None,
 ) -> tuple[str, ...]:
     """What a reader of the numbers has to know."""
     clean, counters = observed[0], count(observed[0].rows)
@@ -116,11 +120,33 @@ def warnings_of(
         ),
     }
     applying = [text for text, applies in texts.items() if applies]
-    return (*applying, *_warmth_warnings(observed, warmup_ns), *_load_warnings(observed))
+    return (
+        *applying,
+        *_prompt_warnings(card, prompts),
+        *_warmth_warnings(observed, warmup_ns),
+        *_load_warnings(observed),
+    )
 
 
 def _replayed_from(spec: EngineSpec) -> str:
     return "the oracle_quality asked for" if spec.oracle_quality else f"the recorded profile '{spec.oracle_profile}'"
+
+
+def _prompt_warnings(card: ModelCard, prompts: PromptCard | None) -> list[str]:
+    """What standard prompts are to this target."""
+    if prompts is None:
+        return []
+    texts = []
+    name, target = prompts.name, card.target
+    if prompts.is_foreign:
+        texts.append(f"prompts of {name} are foreign text to {target}, which has its own kind and no chat template")
+    elif prompts.framing == "plain":
+        texts.append(f"prompts of {name} are plain text that {target} goes on with: it has no chat template")
+    if prompts.turns == "first":
+        texts.append(f"of {name} only the first turn is asked")
+    if prompts.split != "test":
+        texts.append(f"prompts of {name} for choosing settings are among these: report on the test split")
+    return texts
 
 
 def _warmth_warnings(observed: Sequence[Observed], warmup_ns: Sequence[int]) -> list[str]:

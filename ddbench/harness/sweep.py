@@ -7,6 +7,7 @@ sweep loses at most the case that was running.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -17,12 +18,14 @@ from typing import Literal
 from rich.console import Console
 
 import ddbench
+from ddbench.captured import Capture
 from ddbench.errors import DdbenchError, SchemaError, UserError, did_you_mean, shown
 from ddbench.harness.bracket import CEILINGS, around
 from ddbench.harness.environment import environment_of
 from ddbench.harness.interrupt import resumable
 from ddbench.harness.lock import device_lock
 from ddbench.harness.plan import Plan, case_key, default_device, reference_key
+from ddbench.harness.profilers import drive
 from ddbench.harness.progress import SweepDisplay, escaped
 from ddbench.harness.run import WORKER, Job, run_case
 from ddbench.harness.store import RunFolder, case_id, create_run, open_run, run_id
@@ -35,9 +38,11 @@ class Tally:
     """How the cases of a run ended."""
 
     counts: dict[str, int] = field(default_factory=lambda: {"ok": 0, "incorrect": 0, "failed": 0})
+    captures: list[Capture] = field(default_factory=list)
 
-    def add(self, result: CaseResult) -> None:
+    def add(self, result: CaseResult, captures: Sequence[Capture] = ()) -> None:
         self.counts[result.status] += 1
+        self.captures.extend(captures)
 
     @property
     def exit_code(self) -> int:
@@ -49,9 +54,25 @@ class Tally:
         return self.counts["incorrect"] + self.counts["failed"]
 
     def __str__(self) -> str:
-        return (
-            ", ".join(f"{count} {status}" for status, count in self.counts.items() if count) or "nothing was measured"
+        cases = ", ".join(f"{count} {status}" for status, count in self.counts.items() if count)
+        return (cases or "nothing was measured") + self._captures()
+
+    def _captures(self) -> str:
+        if not self.captures:
+            return ""
+        num_failed = sum(capture.fault is not None for capture in self.captures)
+        num_made = len(self.captures) - num_failed
+        made = f"; {num_made} {'capture' if num_made == 1 else 'captures'}"
+        return made + (f", {num_failed} failed" if num_failed else "")
+
+    def capture_faults(self) -> list[str]:
+        """What failed captures lacked, each once; a case without its captures is ok."""
+        faults = Counter(
+            f"{capture.tool}: {capture.fault.what}: {capture.fault.cure}"
+            for capture in self.captures
+            if capture.fault is not None
         )
+        return [f"{text} ({count} captures)" if count > 1 else text for text, count in faults.items()]
 
 
 # -------------------------------------------------------------------------------------------------------- experiments
@@ -166,7 +187,10 @@ def as_it_was(run: RunFolder, now: Environment) -> RunFolder:
         raise UserError(f"{path}: was made in another environment ({changes}): start a new run")
     for then_id, now_id, case in zip(manifest.case_ids, case_ids(manifest.cases, now), manifest.cases, strict=True):
         if now_id != then_id:
-            raise UserError(f"{path}: the weights of '{case.engine.target}' are not the ones of then: start a new run")
+            raise UserError(
+                f"{path}: the weights of '{case.engine.target}' are not the ones of then, or its prompts: "
+                "start a new run"
+            )
     run.sweep_leftovers()
     return run
 
@@ -178,26 +202,36 @@ def _differences(then: Environment, now: Environment) -> str:
 
 
 def case_ids(cases: Sequence[Case], environment: Environment) -> tuple[str, ...]:
-    """The content address of every case; weights are read once per pair of models."""
+    """The content address of every case, its prompts included; weights are read once per pair of models."""
     digests = {case.engine: "" for case in cases}
     known: dict[tuple[str, str | None, int], str] = {}
     for engine in digests:
         pair = (engine.target, engine.drafter, engine.seed)
         digests[engine] = known[pair] if pair in known else known.setdefault(pair, models_digest(engine))
-    return tuple(case_id(case_key(case), digests[case.engine], environment) for case in cases)
+    return tuple(case_id(case_key(case), digests[case.engine] + _prompts_digest(case), environment) for case in cases)
 
 
 def models_digest(engine: EngineSpec) -> str:
     """The weights by the content of their files; random weights are named by their seed."""
-    from ddbench.models.weights import checkpoint_folder
+    from ddbench.models.weights import checkpoint_folder, published_digest
 
     folder = checkpoint_folder(engine.target)
     if folder is None:
         return f"random-{engine.seed}"
+    if (published := published_digest(engine)) is not None:
+        return published
     drafter = folder if engine.drafter is None else Path(engine.drafter)
     names = ("config.json", "tokenizer.json", "prompts.jsonl", "target.safetensors")
     files = [*(folder / name for name in names), drafter / "config.json", drafter / "drafter.safetensors"]
     return hashlib.sha256("".join(_file_digest(file) for file in files).encode()).hexdigest()
+
+
+def _prompts_digest(case: Case) -> str:
+    """Of a standard set and how the target is given it; other prompts come with the weights or from a seed."""
+    from ddbench.harness.workload import prompts_digest
+    from ddbench.models.weights import checkpoint_folder
+
+    return prompts_digest(case.workload, checkpoint_folder(case.engine.target))
 
 
 def _file_digest(path: Path) -> str:
@@ -222,16 +256,30 @@ def execute(
     with resumable(run), display, around([run], bool(leg.missing), console, ceilings):
         for one in leg.missing:
             leg.measure(one, display)
+    tell_capture_faults(leg.tally, console)
     return leg.tally
+
+
+def tell_capture_faults(tally: Tally, console: Console) -> None:
+    """Why captures are missing, and what to do about it."""
+    for text in tally.capture_faults():
+        console.print(f"not captured: {escaped(text)}", highlight=False, soft_wrap=True)
 
 
 class Leg:
     """A run being executed, case by case: what is done, what is missing, whose outputs the others are held against."""
 
-    def __init__(self, run: RunFolder, console: Console, command: Sequence[str]) -> None:
+    def __init__(
+        self,
+        run: RunFolder,
+        console: Console,
+        command: Sequence[str],
+        capture: Sequence[str] | None = drive.WORKER,  # the command of a case's process under a profiler
+    ) -> None:
         self.run = run
         self.tally = Tally()
         self._command = command
+        self._capture = capture
         self._references: dict[str, str] = {}
         for fault in run.damaged().values():
             console.print(f"measured again: {escaped(fault)}", highlight=False, soft_wrap=True)
@@ -240,19 +288,25 @@ class Leg:
             console.print("nothing is left to do: every case has a result", highlight=False)
         for one in run.manifest.case_ids:
             if one not in self.missing:
-                self._note(one, run.result(one))
+                result = run.result(one)
+                self._note(one, result, drive.known_captures(run.case_folder(one), result.case))
 
     def measure(self, one: str, display: SweepDisplay) -> None:
         """Run a case and put it in its place."""
         case = self.run.case(one)
         display.started(case)
         job = Job(case_id=one, case=case, reference=self._references.get(reference_key(case)))
-        result = run_case(self.run, job, display.phase, self._command)
-        display.finished(result)
-        self._note(one, result)
+        captures: list[Capture] = []
 
-    def _note(self, one: str, result: CaseResult) -> None:
-        self.tally.add(result)
+        def afterwards(job_file: Path, folder: Path, case: Case) -> None:
+            captures.extend(drive.capture_case(job_file, folder, case, display.phase, self._capture))
+
+        result = run_case(self.run, job, display.phase, self._command, afterwards)
+        display.finished(result, captures)
+        self._note(one, result, captures)
+
+    def _note(self, one: str, result: CaseResult, captures: Sequence[Capture]) -> None:
+        self.tally.add(result, captures)
         if isinstance(result, OkResult) and result.case.arm == "ar" and result.case.engine.sampling == "greedy":
             outputs = self.run.case_folder(one) / "requests.parquet"
             self._references.setdefault(reference_key(result.case), str(outputs))

@@ -1,7 +1,8 @@
-"""What nvidia-smi, nsys and ncu say when they fail -> what is wrong and its cure, one line each.
+"""What nvidia-smi, nsys, ncu and the torch profiler say when they fail -> what is wrong and its cure, one line each.
 
 One row per failure and tool. Their exit codes tell little (a capture without its report may end with 0), their words
-do; they are searched in everything that a tool printed.
+do; they are searched in everything that a tool printed. What a capture of a sweep can end in without a word of its
+tool stands at the end.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ class ToolFault:
     """A failure that is known by its words."""
 
     reason: Literal[
-        "driver_down", "no_device", "importer", "no_permission", "lock", "busy", "driver_mismatch", "nothing", "disk"
+        "driver_down",
+        "no_device",
+        "importer",
+        "no_permission",
+        "lock",
+        "busy",
+        "driver_mismatch",
+        "nothing",
+        "disk",
+        "unsupported",
     ]
     said: str  # a regular expression, case ignored
     what: str
@@ -102,9 +112,28 @@ NSYS_FAULTS = (
     ),
     ToolFault(
         "nothing",
-        r"No (?:CUDA|NVTX) events? (?:were )?collected|does not contain .*(?:CUDA|NVTX)",
+        r"No (?:CUDA|NVTX) events? (?:were )?collected|does not contain .*(?:CUDA|NVTX)|No reports were generated",
         "it recorded nothing",
         "stop other CUPTI clients (DCGM, a torch profiler); nsys must be at least as new as the driver",
+    ),
+)
+
+# Of `--gpu-metrics-devices` alone: the capture can be had without them.
+METRICS_FAULTS = (
+    ToolFault(
+        "no_permission", r"ERR_NVGPUCTRPERM|insufficient privilege", "no permission for GPU counters", PERMISSION_CURE
+    ),
+    ToolFault(
+        "busy",
+        r"already under profiling|gpu.metrics.*(?:in use|already)",
+        "another program samples the GPU",
+        "stop it (DCGM: dcgmi profile --pause, or its exporter), then capture again",
+    ),
+    ToolFault(
+        "unsupported",
+        r"None of the installed GPUs are supported|gpu.metrics.*not supported|gpu-metrics",
+        "this nsys cannot sample this GPU",
+        "use an nsys as new as the GPU",
     ),
 )
 
@@ -137,6 +166,17 @@ NCU_FAULTS = (
     ),
 )
 
+TORCH_FAULTS = (
+    FULL_DISK,
+    ToolFault("no_permission", r"CUPTI_ERROR_INSUFFICIENT_PRIVILEGES", "no permission for CUPTI", PERMISSION_CURE),
+    ToolFault(
+        "busy",
+        r"CUPTI_ERROR_MULTIPLE_SUBSCRIBERS",
+        "another profiler has the GPU",
+        "stop it (nsys, ncu, DCGM) and try again",
+    ),
+)
+
 
 def fault_in(output: str, faults: Sequence[ToolFault]) -> Fault | None:
     """The first failure of a tool's table that its output tells."""
@@ -146,3 +186,71 @@ def fault_in(output: str, faults: Sequence[ToolFault]) -> Fault | None:
             named = [(group or "").strip() for group in said.groups()]
             return Fault(known.reason, known.what.format(*named), known.cure)
     return None
+
+
+# ---------------------------------------------------------------------------------- what a sweep finds out by itself
+
+
+def no_tool(name: str, cure: str) -> Fault:
+    return Fault("tool_missing", f"{name} is neither on the PATH nor where installers put it", cure)
+
+
+def no_nvtx() -> Fault:
+    return Fault(
+        "tool_missing", "the Python package nvtx, which names stages and rounds, is missing", "pip install nvtx"
+    )
+
+
+def no_gpu_case(name: str) -> Fault:
+    return Fault(
+        "unsupported", f"{name} sees GPUs only, the case is on the CPU", "take the tool 'torch' or --device cuda"
+    )
+
+
+def no_worker() -> Fault:
+    return Fault("unsupported", "the other checkout has no captures", "update it, or leave out --capture")
+
+
+def timed_out(name: str, seconds: int) -> Fault:
+    cure = "raise timeout_s, or lower num_rounds or num_requests"
+    if name == "ncu":
+        cure += "; kernels that wait for each other never end under ncu, which runs them one by one"
+    return Fault("timeout", f"not finished after {seconds} s", cure)
+
+
+def crashed(words: str) -> Fault:
+    return Fault("crash", f"the case's process failed under it: {words or 'no message'}", "see if it runs without it")
+
+
+def not_digested(words: str) -> Fault:
+    return Fault("crash", f"its files were not digested: {words or 'no message'}", "a bug: report it with captures/raw")
+
+
+def no_report(words: str) -> Fault:
+    return Fault("nothing", f"it left no report: {words or 'no message'}", "ddbench doctor tells what it lacks")
+
+
+def no_round(first_round: int) -> Fault:
+    return Fault(
+        "nothing",
+        f"the run was over before its round {first_round}, with which the window begins",
+        "lower first_round, or raise max_new_tokens or num_requests",
+    )
+
+
+def cut_off(file: str) -> Fault:
+    return Fault("truncated", f"{file} ends before its end", "look for free space and capture again")
+
+
+def no_export(words: str) -> Fault:
+    return Fault(
+        "unreadable", f"its report could not be exported: {words or 'no message'}", "open the report in its own viewer"
+    )
+
+
+def other_output(request_id: str) -> Fault:
+    return Fault(
+        "other_output",
+        f"request {request_id} got other tokens than in the clean pass",
+        "the engine does not repeat itself here: ddbench check --only parity",
+    )

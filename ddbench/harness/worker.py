@@ -36,7 +36,7 @@ Measure = Callable[[Job, Notify], tuple[CaseResult, CaseTables | None]]
 def main(arguments: list[str]) -> int:
     """Exit code 0 whenever a result was written, also one that says that the case failed."""
     job_file, out = Path(arguments[0]), Path(arguments[1])
-    notify = _take_over_stdout()
+    notify = take_over_stdout()
     _end_with_parent()
     job = from_json(Job, job_file.read_text(encoding="utf-8"), job_file.name)
     result, tables = guarded(job, notify, measure_case)
@@ -69,7 +69,7 @@ def classify(error: Exception) -> tuple[Outcome, str]:
     return "error", first if isinstance(error, DdbenchError) else f"{type(error).__name__}: {first}"
 
 
-def _take_over_stdout() -> Notify:
+def take_over_stdout() -> Notify:
     """Keep standard output for the protocol; prints of libraries go to standard error from now on."""
     protocol = os.fdopen(os.dup(1), "w", encoding="utf-8")
     sys.stdout.flush()

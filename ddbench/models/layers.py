@@ -5,6 +5,7 @@ Letters: B batch rows, N tokens, M hidden, I MLP width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Self
 
@@ -14,7 +15,7 @@ from torch import nn
 
 from ddbench.kernels import rope as rope_kernel
 from ddbench.models.kernel_set import TORCH
-from ddbench.models.shapes import RopeShape
+from ddbench.models.shapes import Llama3Shape, RopeShape
 
 
 def linear(in_features: int, out_features: int) -> nn.Linear:
@@ -128,6 +129,8 @@ class RotaryTable(FixedPrecision):
             scale = rope_kernel.yarn_mscale(yarn.factor, yarn.mscale)
             scale /= rope_kernel.yarn_mscale(yarn.factor, yarn.mscale_all_dim)
         freq = rope_kernel.inv_freq(shape.rotary_dim, shape.theta, None if yarn is None else yarn.model_dump())
+        if shape.llama3 is not None:
+            freq = slowed(freq, shape.llama3)
         cos, sin = rope_kernel.cos_sin(freq, num_positions, scale)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -135,6 +138,18 @@ class RotaryTable(FixedPrecision):
     def rows(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin rows of `positions` [B, N], each [B, N, 1, rotary_dim/2]."""
         return self.cos[positions][:, :, None], self.sin[positions][:, :, None]
+
+
+def slowed(freq: torch.Tensor, shape: Llama3Shape) -> torch.Tensor:
+    """Llama 3.1's frequencies of plain ones, [pairs] fp32.
+
+    Pairs of more than `high_freq_factor` turns within the original context keep their frequency, those of fewer than
+    `low_freq_factor` are slowed by `factor`; in between a share of each, linear in the turns.
+    """
+    plain = freq.double()
+    turns = shape.original_context * plain / (2 * math.pi)
+    kept = ((turns - shape.low_freq_factor) / (shape.high_freq_factor - shape.low_freq_factor)).clamp(0, 1)
+    return (plain * kept + plain / shape.factor * (1 - kept)).float()
 
 
 def attention_scale(head_dim: int, rope: RopeShape) -> float:

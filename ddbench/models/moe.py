@@ -12,6 +12,7 @@ from torch import nn
 from ddbench.kernels import int4
 from ddbench.models.kernel_set import TORCH
 from ddbench.models.layers import FixedPrecision, SwiGLU
+from ddbench.models.routing import grouped_route
 from ddbench.models.shapes import MoEShape
 
 _MATRICES = ("gate_up", "down")
@@ -88,6 +89,8 @@ class MoE(FixedPrecision):
 
     def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x [T, M] -> (expert ids [T, k], weights [T, k] fp32)."""
+        if self.shape.num_groups > 1:  # no kernel set has a fused one
+            return grouped_route(x, self.gate, self.bias, self.shape)
         return self.kernels.moe_route(x, self.gate, self.bias, self.shape.top_k, self.shape.routed_scaling)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

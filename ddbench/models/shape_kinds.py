@@ -25,12 +25,37 @@ class YarnShape(_Shape):
     mscale_all_dim: float = 1.0
 
 
+class Llama3Shape(_Shape):
+    """Context extension of Llama 3.1: pairs that turn slowly within the original context are slowed by `factor`."""
+
+    factor: PositiveFloat
+    low_freq_factor: PositiveFloat
+    high_freq_factor: PositiveFloat
+    original_context: PositiveInt
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Llama3Shape:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"high_freq_factor is {self.high_freq_factor}: expected more than low_freq_factor, "
+                f"{self.low_freq_factor}"
+            )
+        return self
+
+
 class RopeShape(_Shape):
     """Half-split (neox) rotary embedding over the first `rotary_dim` dims of a head; the rest passes through."""
 
     theta: PositiveFloat
     rotary_dim: int = Field(gt=0, multiple_of=2)
     yarn: YarnShape | None = None
+    llama3: Llama3Shape | None = None
+
+    @model_validator(mode="after")
+    def _one_extension(self) -> RopeShape:
+        if self.yarn is not None and self.llama3 is not None:
+            raise ValueError("yarn and llama3 are both set: a context is extended in one way")
+        return self
 
 
 class GQAShape(_Shape):
@@ -86,11 +111,24 @@ class MoEShape(_Shape):
     group_size: int = Field(default=32, gt=0, multiple_of=8)  # eight values share a word
     num_local_experts: PositiveInt | None = None  # None: all of them
     first_expert: NonNegativeInt = 0
+    num_groups: PositiveInt = 1  # of experts; a token's choice is limited to the best `top_groups` of them
+    top_groups: PositiveInt = 1
 
     @model_validator(mode="after")
     def _enough_experts(self) -> MoEShape:
         if self.top_k > self.num_experts:
             raise ValueError(f"top_k is {self.top_k}, there are {self.num_experts} experts")
+        if self.num_experts % self.num_groups or self.top_groups > self.num_groups:
+            raise ValueError(
+                f"{self.top_groups} of {self.num_groups} groups of {self.num_experts} experts: expected groups of one "
+                "size, and no more of them chosen than there are"
+            )
+        size = self.num_experts // self.num_groups
+        if self.num_groups > 1 and (size < 2 or self.top_groups * size < self.top_k):
+            raise ValueError(
+                f"top_k is {self.top_k}, {self.top_groups} groups hold {self.top_groups * size} experts: expected "
+                "groups of two or more that hold as many as are chosen"
+            )
         if self.first_expert + self.num_held > self.num_experts:
             last = self.first_expert + self.num_held - 1
             raise ValueError(

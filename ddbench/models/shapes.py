@@ -17,6 +17,7 @@ from ddbench.errors import UserError, did_you_mean
 from ddbench.models.shape_kinds import (
     DrafterShape,
     GQAShape,
+    Llama3Shape,
     MLAShape,
     MoEShape,
     RopeShape,
@@ -29,6 +30,7 @@ __all__ = [
     "TARGETS",
     "DrafterShape",
     "GQAShape",
+    "Llama3Shape",
     "MLAShape",
     "MoEShape",
     "RopeShape",

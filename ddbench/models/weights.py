@@ -1,40 +1,63 @@
-"""Where weights come from: a shipped pair, a checkpoint folder, or seeded random values for a named shape.
+"""Where weights come from: a shipped pair, a fetched model, a checkpoint folder, or seeded random values for a named
+shape.
 
-A checkpoint folder holds `config.json` ({"target": TargetShape, "drafter": DrafterShape}), `target.safetensors`,
-`drafter.safetensors` and, where there are any, `tokenizer.json` and `prompts.jsonl`. Loading is strict: a missing,
-unused or mis-shaped tensor is an error that names it.
+A folder is one of the lab's own (`lab_format.py`), with a drafter beside the target, or in a published format
+(`checkpoints/`), whose drafter is a folder of its own. Loading is strict either way.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import safetensors.torch
 import torch
-from pydantic import BaseModel, ValidationError
-from safetensors import SafetensorError
 from torch import nn
 
-from ddbench.errors import CheckpointError, UserError, did_you_mean
+from ddbench.errors import UserError, did_you_mean
 from ddbench.kernels import int4
+from ddbench.models.checkpoints import published
+from ddbench.models.checkpoints.digests import files_digest
+from ddbench.models.checkpoints.fetchable import FETCHABLE, fetched_folder, require_fetched
 from ddbench.models.drafter import Drafter
+from ddbench.models.lab_format import check_pair, load_strict, read_shapes, save_pair, shapes_from
 from ddbench.models.moe import RoutedExperts
 from ddbench.models.random_weights import has_planted_successor, random_pair
-from ddbench.models.shapes import DRAFTERS, TARGETS, DrafterShape, TargetShape
+from ddbench.models.shapes import DRAFTERS, TARGETS, DrafterShape, RopeShape, TargetShape
 from ddbench.models.target import Target
-from ddbench.spec import EngineSpec
+from ddbench.spec import UNUSED, EngineSpec
+
+__all__ = [
+    "PRETRAINED",
+    "ModelFacts",
+    "Models",
+    "PairShapes",
+    "check_files",
+    "check_pair",
+    "checkpoint_folder",
+    "count_parameters",
+    "dequantize_experts",
+    "is_made_on_device",
+    "load_models",
+    "load_strict",
+    "pair_shapes",
+    "published_digest",
+    "random_models",
+    "random_models_on",
+    "randomize",
+    "read_shapes",
+    "save_pair",
+    "shapes_from",
+    "target_names",
+]
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
-ShapeT = TypeVar("ShapeT", bound=BaseModel)
 
 LARGE = 10**9  # parameters of a target from which random weights are made on the GPU that they are for
+
+ABSENT = "none"  # name and digest of a drafter that is not there
+DRAFTERLESS = (UNUSED, "prompt_lookup")  # drafts that run without a drafter
 
 PRETRAINED = Path(__file__).resolve().parent / "pretrained"
 
@@ -62,37 +85,124 @@ class Models:
     folder: Path | None  # of a checkpoint: tokenizer.json and prompts.jsonl are there
 
 
+@dataclass(frozen=True, slots=True)
+class PairShapes:
+    """What a spec's target and drafter look like, and where their weights are; nothing is loaded for it."""
+
+    target: TargetShape
+    drafter: DrafterShape | None
+    folder: Path | None = None  # None: random weights
+    drafter_folder: Path | None = None
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the target goes tensor by tensor to its device: the host never holds it."""
+        return self.folder is not None and published.is_published(self.folder)
+
+
 def load_models(spec: EngineSpec) -> Models:
     """The models an engine spec names, on its device and in its dtype."""
     dtype = torch.float32 if spec.dtype == "float32" else torch.bfloat16
-    folder = checkpoint_folder(spec.target)
-    if folder is None and spec.drafter is not None:
-        raise UserError(f"drafter '{spec.drafter}': target '{spec.target}' has random weights, no drafter fits them")
-    if folder is None:
+    shapes = pair_shapes(spec)
+    if shapes.folder is None:
         models = random_models(spec.target, seed=spec.seed, dtype=dtype, device=spec.device)
     else:
-        drafter_folder = folder if spec.drafter is None else Path(spec.drafter)
-        models = _load_pair(folder, drafter_folder, dtype, torch.device(spec.device))
+        if shapes.drafter is None and spec.draft not in DRAFTERLESS:
+            raise UserError(
+                f"target '{spec.target}' comes with no DFlash drafter, which draft '{spec.draft}' needs: name one with "
+                "--drafter FOLDER, or take the arms ar and prompt_lookup"
+            )
+        models = _load_pair(shapes, shapes.folder, dtype, torch.device(spec.device))
     if spec.experts == "dequantized":
         dequantize_experts(models.target, dtype)
     return models
 
 
+def pair_shapes(spec: EngineSpec) -> PairShapes:
+    """The shapes that a spec's target and drafter have, held against each other."""
+    folder = checkpoint_folder(spec.target)
+    if folder is None:
+        if spec.drafter is not None:
+            raise UserError(
+                f"drafter '{spec.drafter}': target '{spec.target}' has random weights, no drafter fits them"
+            )
+        return PairShapes(TARGETS[spec.target], DRAFTERS.get(spec.target))
+    is_published = published.is_published(folder)
+    target, own = (published.published_target(folder).shape, None) if is_published else read_shapes(folder)
+    drafter_folder = Path(spec.drafter) if spec.drafter is not None else shipped_drafter(spec.target, folder)
+    if drafter_folder is None:
+        return PairShapes(target, None, folder)
+    if published.is_published(drafter_folder):
+        drafter = published.published_drafter(drafter_folder, target, folder)
+    else:
+        drafter = own if own is not None and drafter_folder == folder else read_shapes(drafter_folder)[1]
+    check_pair(target, drafter, where=str(drafter_folder))
+    return PairShapes(target, drafter, folder, drafter_folder)
+
+
+def check_files(spec: EngineSpec) -> None:
+    """Every tensor of a spec's checkpoint against its configuration; of published targets only headers are read."""
+    shapes = pair_shapes(spec)
+    if not shapes.is_streamed or shapes.folder is None:
+        load_models(spec.model_copy(update={"device": "cpu", "experts": "packed"}))
+        return
+    published.target_layout(shapes.folder, published.published_target(shapes.folder))
+    _load_drafter(shapes, torch.float32, torch.device("cpu"))
+
+
+def shipped_drafter(target: str, folder: Path) -> Path | None:
+    """The drafter that a target comes with: in its own folder, or, of one that is fetched, in this package."""
+    if not published.is_published(folder):
+        return folder
+    shipped = PRETRAINED / f"{target}-dflash"
+    return shipped if target in FETCHABLE and (shipped / "config.json").is_file() else None
+
+
 def checkpoint_folder(target: str) -> Path | None:
-    """The folder of a shipped pair or of a path; None for a named shape without weights; else a UserError."""
-    shipped = PRETRAINED / target
-    if "/" not in target and (shipped / "config.json").is_file():
-        return shipped
+    """The folder of a shipped pair, a fetched model or a path; None for a named shape without weights; else a
+    UserError.
+    """
+    if target in FETCHABLE:
+        return require_fetched(target)
+    if "/" not in target and target in _shipped_pairs():
+        return PRETRAINED / target
     if Path(target).is_dir():
         return Path(target)
     if target in TARGETS:
         return None
-    raise UserError(f"target '{target}' is neither a known name nor a folder: {did_you_mean(target, target_names())}")
+    known = (*target_names(), *FETCHABLE)
+    raise UserError(f"target '{target}' is neither a known name nor a folder: {did_you_mean(target, known)}")
 
 
 def target_names() -> tuple[str, ...]:
-    """Named shapes and shipped pairs."""
-    return tuple(sorted({*TARGETS, *(folder.parent.name for folder in PRETRAINED.glob("*/config.json"))}))
+    """Named shapes, shipped pairs, and what has been fetched."""
+    fetched = (name for name in FETCHABLE if fetched_folder(name) is not None)
+    return tuple(sorted({*TARGETS, *_shipped_pairs(), *fetched}))
+
+
+def _shipped_pairs() -> tuple[str, ...]:
+    folders = (file.parent for file in PRETRAINED.glob("*/config.json"))
+    return tuple(folder.name for folder in folders if not published.is_published(folder))
+
+
+def published_digest(spec: EngineSpec) -> str | None:
+    """The weights of a pair by content, with the text files that go along; None where no part is in a published format.
+
+    The lab's own folders are addressed by whole files, as they always were.
+    """
+    shapes = pair_shapes(spec)
+    folders = [one for one in (shapes.folder, shapes.drafter_folder) if one is not None]
+    if not any(published.is_published(one) for one in folders):
+        return None
+    return "+".join(_folder_digest(one) for one in folders)
+
+
+def _folder_digest(folder: Path) -> str:
+    texts = [folder / name for name in ("tokenizer.json", "prompts.jsonl") if (folder / name).is_file()]
+    if published.is_published(folder):
+        return published.digest(folder, texts)
+    files = (folder / name for name in ("config.json", "target.safetensors", "drafter.safetensors"))
+    return files_digest([*(file for file in files if file.is_file()), *texts])
 
 
 def dequantize_experts(module: nn.Module, dtype: torch.dtype) -> None:
@@ -199,137 +309,57 @@ def _randomize_packed(experts: RoutedExperts, seed: int) -> None:
 # --------------------------------------------------------------------------------------------------- checkpoints
 
 
-def read_shapes(folder: Path) -> tuple[TargetShape, DrafterShape]:
-    """Both shapes from a checkpoint folder's config.json, checked against each other."""
-    path = folder / "config.json"
-    if not path.is_file():
-        raise CheckpointError(f"{folder}: no config.json there; expected a checkpoint folder")
-    return shapes_from(path)
-
-
-def shapes_from(path: Path) -> tuple[TargetShape, DrafterShape]:
-    """Both shapes from a JSON file {"target": TargetShape, "drafter": DrafterShape}, checked against each other."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
-    target, drafter = _shape(TargetShape, data, "target", path), _shape(DrafterShape, data, "drafter", path)
-    check_pair(target, drafter, where=str(path))
-    return target, drafter
-
-
-def _shape(kind: type[ShapeT], data: Any, part: str, path: Path) -> ShapeT:
-    if not isinstance(data, dict) or not isinstance(data.get(part), dict):
-        raise CheckpointError(f"{path}: has no '{part}' table; expected {{'target': ..., 'drafter': ...}}")
-    try:
-        return kind(**data[part])
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(piece) for piece in (part, *first["loc"]))
-        if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
-            hint = did_you_mean(str(first["loc"][0]), kind.model_fields)
-            raise CheckpointError(f"{path}: {where}: unknown key; {hint}") from error
-        got = "" if first["type"] in ("missing", "value_error") else f", got {first['input']!r}"
-        raise CheckpointError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}{got}") from error
-
-
-def check_pair(target: TargetShape, drafter: DrafterShape, where: str) -> None:
-    """Whether a drafter was made for a target: sizes, layer count, a mask id that has an embedding row."""
-    for what, got, expected in (
-        ("drafter.target_hidden", drafter.target_hidden, target.hidden),
-        ("drafter.num_target_layers", drafter.num_target_layers, target.num_layers),
-        ("drafter.hidden (the target's embedding and head are shared)", drafter.hidden, target.hidden),
-    ):
-        if got != expected:
-            raise CheckpointError(f"{where}: {what} is {got}, the target has {expected}")
-    if not 0 <= drafter.mask_token_id < target.vocab:
-        raise CheckpointError(
-            f"{where}: mask_token_id {drafter.mask_token_id} has no embedding row; the target has {target.vocab}"
-        )
-
-
-def _load_pair(folder: Path, drafter_folder: Path, dtype: torch.dtype, device: torch.device) -> Models:
-    target_shape, own_drafter = read_shapes(folder)
-    drafter_shape = own_drafter if drafter_folder == folder else read_shapes(drafter_folder)[1]
-    check_pair(target_shape, drafter_shape, where=str(drafter_folder))
-    target = Target(target_shape, drafter_shape.target_layer_ids)
-    drafter = Drafter(drafter_shape, target_shape.max_context)
-    target_digest = load_strict(target, folder / "target.safetensors")
-    drafter_digest = load_strict(drafter, drafter_folder / "drafter.safetensors")
+def _load_pair(shapes: PairShapes, folder: Path, dtype: torch.dtype, device: torch.device) -> Models:
+    capture_ids = () if shapes.drafter is None else shapes.drafter.target_layer_ids
+    if shapes.is_streamed:
+        target = published.load_target(folder, capture_ids, dtype, device)
+        target_digest = published.digest(folder)
+    else:
+        target = Target(shapes.target, capture_ids)
+        target_digest = load_strict(target, folder / "target.safetensors")
+        target = _ready(target, dtype, device)
+    drafter, name, drafter_digest = _load_drafter(shapes, dtype, device)
     facts = ModelFacts(
-        target_shape.name,
+        shapes.target.name,
         target_digest,
-        drafter_shape.name,
+        name,
         drafter_digest,
         True,
         count_parameters(target),
-        count_parameters(drafter),
+        0 if shapes.drafter is None else count_parameters(drafter),
     )
-    return Models(_ready(target, dtype, device), _ready(drafter, dtype, device), facts, folder)
+    return Models(target, drafter, facts, folder)
 
 
-def load_strict(module: nn.Module, path: Path) -> str:
-    """Load a safetensors file into `module`, every tensor accounted for; returns the file's SHA-256 (first 16)."""
-    try:
-        data = path.read_bytes()
-        stored = safetensors.torch.load(data)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: missing") from error
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: damaged: {error}") from error
-    wanted = _state(module)
-    for what, names in (("misses", wanted.keys() - stored.keys()), ("has an unused", stored.keys() - wanted.keys())):
-        if names:
-            raise CheckpointError(f"{path}: {what} tensor '{min(names)}' ({len(names)} such)")
-    for name, tensor in stored.items():
-        if reason := _reason_against(tensor, wanted[name]):
-            raise CheckpointError(f"{path}: tensor '{name}' {reason}")
-    module.load_state_dict(stored, strict=False)  # checked above; a tied tensor stands in the file once
-    return hashlib.sha256(data).hexdigest()[:16]
+def _load_drafter(shapes: PairShapes, dtype: torch.dtype, device: torch.device) -> tuple[Drafter, str, str]:
+    """-> (drafter, its name, its digest); where there is none, a stand-in of no size that nothing runs."""
+    num_positions = shapes.target.max_context
+    if shapes.drafter is None or shapes.drafter_folder is None:
+        return _ready(Drafter(stand_in(shapes.target), 0), dtype, device), ABSENT, ABSENT
+    if published.is_published(shapes.drafter_folder):
+        drafter = published.load_drafter(shapes.drafter_folder, shapes.drafter, num_positions, dtype, device)
+        return drafter, shapes.drafter.name, published.digest(shapes.drafter_folder)
+    drafter = Drafter(shapes.drafter, num_positions)
+    digest = load_strict(drafter, shapes.drafter_folder / "drafter.safetensors")
+    return _ready(drafter, dtype, device), shapes.drafter.name, digest
 
 
-def _state(module: nn.Module) -> Mapping[str, torch.Tensor]:
-    """What a checkpoint holds: parameters and persistent buffers, a tied tensor under its first name only."""
-    first_names: dict[int, str] = {}
-    state = module.state_dict(keep_vars=True)
-    for name, tensor in state.items():
-        first_names.setdefault(id(tensor), name)
-    return {name: state[name].detach() for name in first_names.values()}
-
-
-def _reason_against(tensor: torch.Tensor, wanted: torch.Tensor) -> str | None:
-    """Why a stored tensor cannot take the place of `wanted`."""
-    if tensor.shape != wanted.shape:
-        return f"has shape {list(tensor.shape)}, expected {list(wanted.shape)}"
-    if tensor.dtype == torch.float16:
-        return "is float16, whose range DFlash drafters overflow; convert it to bfloat16"
-    if tensor.is_floating_point() != wanted.is_floating_point():
-        return f"is {tensor.dtype}, expected {wanted.dtype}"
-    if tensor.is_floating_point() and not tensor.isfinite().all():
-        return "has non-finite values"
-    return None
-
-
-def save_pair(folder: Path, target: Target, drafter: Drafter | None, drafter_shape: DrafterShape | None = None) -> None:
-    """Write a checkpoint folder: bf16 floats, INT4 experts as they are.
-
-    `drafter` None keeps an existing file; the config then names `drafter_shape`, or the one of the target's name.
+def stand_in(target: TargetShape) -> DrafterShape:
+    """The shape of no drafter: one layer of the least width, so that `Models` is complete for arms that draft nothing
+    with it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    if drafter is not None:
-        drafter_shape = drafter.shape
-        _save(drafter, folder / "drafter.safetensors")
-    _save(target, folder / "target.safetensors")
-    shape = drafter_shape or DRAFTERS[target.shape.name]
-    config = {"target": target.shape.model_dump(), "drafter": shape.model_dump()}
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-
-
-def _save(module: nn.Module, path: Path) -> None:
-    stored = {
-        name: (tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor).contiguous().cpu()
-        for name, tensor in _state(module).items()
-    }
-    partial = path.with_suffix(".partial")
-    safetensors.torch.save_file(stored, partial)
-    os.replace(partial, path)
+    return DrafterShape(
+        name=ABSENT,
+        num_layers=1,
+        hidden=target.hidden,
+        width=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=2,
+        block_size=8,
+        mask_token_id=0,
+        target_layer_ids=(0,),
+        num_target_layers=target.num_layers,
+        target_hidden=target.hidden,
+        rope=RopeShape(theta=1e4, rotary_dim=2),
+    )

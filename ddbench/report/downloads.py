@@ -19,6 +19,7 @@ from ddbench.analysis.metrics import METRICS
 from ddbench.analysis.settings import Setting
 from ddbench.analysis.values import Estimate, Value
 from ddbench.records import CaseResult, FailedResult, Manifest, NotMeasured, OkResult
+from ddbench.report import captured_rows
 from ddbench.report.document import Download
 from ddbench.report.evidence import Evidence
 from ddbench.spec import PART_FIELDS, Case
@@ -183,6 +184,21 @@ FILES: dict[str, tuple[str, tuple[str, ...], Rows]] = {
         "one counter of one case: exact, free of noise",
         ("run", "case_id", "arm", "label", "counter", "count", "better"),
         _counters,
+    ),
+    "captured-passes": (
+        "one profiler's pass over one case: what it recorded and what it cost",
+        (*captured_rows.CASE, *captured_rows.PASS),
+        captured_rows.captured_passes,
+    ),
+    "captured-stages": (
+        "one stage of one captured case: bytes, times and launches per round",
+        (*captured_rows.CASE, *captured_rows.STAGE),
+        captured_rows.captured_stages,
+    ),
+    "captured-idle": (
+        "one cause of idle time of the device in one captured case, or its busy time",
+        (*captured_rows.CASE, *captured_rows.IDLE),
+        captured_rows.captured_idle,
     ),
     "cases": (
         "one planned case: what was asked, where its folder lies, what became of it",

@@ -17,6 +17,7 @@ from ddbench.analysis.findings.findings import Findings, findings_of
 from ddbench.analysis.frames import RunFrames
 from ddbench.analysis.identities import IdentityRow, check_identities
 from ddbench.analysis.metrics import measure_all
+from ddbench.analysis.profile.profile import Profile, by_setting, profiles_of
 from ddbench.analysis.roofline import Roofline, roofline_of
 from ddbench.analysis.settings import Setting, Study, study_of
 from ddbench.analysis.values import Estimate, Value
@@ -74,6 +75,11 @@ class Evidence:
         }
 
     @cached_property
+    def profiles(self) -> Mapping[tuple[str, str], Profile]:
+        """(run, case) -> what its captures say; ok cases with captures only."""
+        return profiles_of(self.frames)
+
+    @cached_property
     def bases(self) -> Mapping[str, Basis]:
         """Run -> what conclusions about it rest on."""
         return {manifest.run_id: self._basis(manifest) for manifest in self.frames.manifests}
@@ -99,6 +105,7 @@ class Evidence:
             trusted=frozenset(setting.key for setting in settings if self.may_be_best(setting)),
             variants=frozenset(variant.setting.key for variant in self.variants),
             skipped=tuple(zip(own["label"], own["reason"], strict=True)),
+            profiles=by_setting(profile for (of_run, _), profile in self.profiles.items() if of_run == run),
         )
 
     @property

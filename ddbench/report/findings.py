@@ -72,7 +72,7 @@ def answer_cards(evidence: Evidence) -> Iterator[Fact]:
     for run in evidence.runs:
         for answer in evidence.findings[run].answers:
             word = WORDS[answer.verdict]
-            if answer.question == "Q1" and answer.verdict == "yes":
+            if answer.is_inferred and answer.verdict == "yes":
                 word += ", by inference"
             label = CARDS[answer.question] + (f" (run {evidence.run_names[run]})" if evidence.frames.is_merged else "")
             yield Fact(label, word, details=answer.brief, tone=_tone(evidence, run, answer.verdict))

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 from ddbench import units
 from ddbench.analysis.metrics import METRICS
+from ddbench.analysis.profile.captured_case import FRAMES
 from ddbench.analysis.settings import uses_drafter
 from ddbench.analysis.tables import TABLES
-from ddbench.records import Environment, LoadSample, Manifest, ModelCard, NotMeasured, OkResult
+from ddbench.captured import CAPTURE_TABLES
+from ddbench.records import Environment, LoadSample, Manifest, ModelCard, NotMeasured, OkResult, PromptCard
 from ddbench.report import cells
 from ddbench.report.document import Cell, Column, Section, Skipped, Table
 from ddbench.report.downloads import downloads
@@ -24,6 +26,7 @@ def environment(evidence: Evidence) -> Section | Skipped:
     models = _model_table(evidence)
     if models.rows:
         tables.append(models)
+    tables += _prompt_tables(evidence)
     tables.append(_library_table(evidence))
     loads = _load_table(evidence)
     if loads.rows:
@@ -137,6 +140,38 @@ def _block_cell(card: ModelCard) -> Cell:
     return Cell(str(card.block_size), f"trained: {card.trained_block_size}", sort=card.block_size, tone="warn")
 
 
+def _prompt_tables(evidence: Evidence) -> list[Table]:
+    """Standard prompt sets: what was given, from where, under which licence, how it was put to the target."""
+    found: dict[tuple[str, str, PromptCard], None] = {}
+    for (run, _), result in evidence.frames.results.items():
+        if isinstance(result, OkResult) and result.prompts is not None:
+            found.setdefault((run, result.models.target, result.prompts))
+    rows = []
+    for run, target, card in found:
+        place = (cells.text_cell(evidence.run_names[run]),) if evidence.frames.is_merged else ()
+        rows.append((*place, *_prompt_cells(target, card)))
+    columns = (
+        *(cells.text_columns("Run") if evidence.frames.is_merged else ()),
+        *cells.text_columns("Set", "Split"),
+        Column("Prompts", tip="of the split and the wanted kinds; a workload takes some of them"),
+        *cells.text_columns("Licence", "Source", "Digest", "Put to", "As", "Framing"),
+    )
+    return [Table("Prompts", columns, tuple(rows))] if rows else []
+
+
+def _prompt_cells(target: str, card: PromptCard) -> Iterator[Cell]:
+    yield cells.text_cell(card.name + (", first turn only" if card.turns == "first" else ""))
+    yield cells.text_cell(card.split, tone="plain" if card.split == "test" else "warn")
+    yield cells.count_cell(card.num_prompts)
+    yield cells.text_cell(card.licence)
+    yield cells.text_cell(card.source)
+    yield cells.text_cell(card.set_digest[:12])
+    yield cells.text_cell(target, tone="warn" if card.is_foreign else "plain")
+    words = {"chat": "an instruction in its chat template", "plain": "plain text to go on with"}[card.framing]
+    yield cells.text_cell(words + (", foreign to it" if card.is_foreign else ""))
+    yield cells.text_cell(card.framing_digest[:12], tip="of the template and the wording around a prompt")
+
+
 def is_cut_block(card: ModelCard) -> bool:
     """The drafter ran with a smaller block than it was trained for."""
     return None not in (card.block_size, card.trained_block_size) and card.block_size != card.trained_block_size
@@ -243,6 +278,7 @@ def raw_data(evidence: Evidence) -> Section | Skipped:
             table = getattr(evidence.frames, name)
             about = (record.__doc__ or "").splitlines()[0]
             rows.append(_file_row(run, f"cases/*/{name}.parquet", int((table["run"] == run).sum()), about))
+        rows += _capture_files(evidence, run)
     columns = (*cells.text_columns("Run", "File"), Column("Rows"), Column("One row is", is_number=False))
     intro = (
         "Every number of this report comes from the files of its runs. What one needs to draw it anew comes along as "
@@ -250,6 +286,16 @@ def raw_data(evidence: Evidence) -> Section | Skipped:
     )
     table = Table(RUN_FILES, columns, tuple(rows))
     return Section("raw-data", "Raw data", intro, tables=(table,), downloads=downloads(evidence))
+
+
+def _capture_files(evidence: Evidence, run: str) -> Iterator[tuple[Cell, ...]]:
+    """Tables of captures that have a row."""
+    for (name, record), frame in zip(CAPTURE_TABLES.items(), FRAMES, strict=True):
+        table = getattr(evidence.frames, frame)
+        count = int((table["run"] == run).sum())
+        if count:
+            about = (record.__doc__ or "").splitlines()[0]
+            yield _file_row(run, f"cases/*/captures/*-{name}.parquet", count, about)
 
 
 def _file_row(run: str, name: str, count: int, about: str) -> tuple[Cell, ...]:

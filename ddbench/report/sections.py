@@ -7,11 +7,16 @@ from collections.abc import Callable
 from ddbench.report import checks, provenance
 from ddbench.report.acceptance import acceptance
 from ddbench.report.arms import arms
+from ddbench.report.bandwidth import bandwidth
 from ddbench.report.budget import budget
+from ddbench.report.captures import captures
+from ddbench.report.copies import copies
 from ddbench.report.document import Report, Section, Skipped
 from ddbench.report.evidence import Evidence
 from ddbench.report.findings import findings
 from ddbench.report.headline import headline
+from ddbench.report.launches import launches
+from ddbench.report.occupancy import occupancy
 from ddbench.report.roofline import roofline
 from ddbench.report.stages import stages
 from ddbench.report.variants import variants
@@ -24,6 +29,11 @@ SECTIONS: dict[str, Callable[[Evidence], Section | Skipped]] = {
     "acceptance": acceptance,
     "stages": stages,
     "roofline": roofline,
+    "captures": captures,
+    "bandwidth": bandwidth,
+    "occupancy": occupancy,
+    "launches": launches,
+    "copies": copies,
     "variants": variants,
     "parity": checks.parity,
     "identities": checks.identities,

@@ -25,9 +25,12 @@ from ddbench.scrub.traces import scrub_sqlite
 from ddbench.scrub.words import Redactor, names_here, vocabulary
 from ddbench.spec import Record, RecordT, first_message, from_json
 
-DERIVED = ("report", "gate")  # folders that the records are enough to make again
+DERIVED = ("report", "gate", "timeline")  # folders that the records are enough to make again
 _EMPTIED = ("log_tail",)
-_DIGESTS = ("code_digest", "commit", "target_digest", "drafter_digest", "output_digest", "case_id", "case_ids")
+_DIGESTS = (
+    *("code_digest", "commit", "target_digest", "drafter_digest", "output_digest", "case_id", "case_ids"),
+    *("set_digest", "framing_digest"),
+)
 _HARDWARE = ("cpu_model", "device", "driver", "platform", "machine")
 _RUNS = ("run_id", "interleaved_with")
 _NAMES = ("name", "target", "drafter", "prompts", "prompt_id", "kind", "kinds")

@@ -9,6 +9,7 @@ import pytest
 
 from ddbench.analysis.frames import RunFrames, load_run
 from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases, model_card, synthetic_environment
+from ddbench.analysis.synthetic_captures import CapturePlan
 from ddbench.harness.store import CaseTables, RunFolder, create_run, write_case
 from ddbench.records import (
     LoadSample,
@@ -177,7 +178,8 @@ def three_requests() -> tuple[HandRequest, ...]:
 
 @pytest.fixture(scope="session")
 def synthetic_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    plan = SyntheticPlan(cases=make_cases(node_budgets=(8, 32), num_requests=8, max_new_tokens=24))
+    cases = make_cases(node_budgets=(8, 32), num_requests=8, max_new_tokens=24)
+    plan = SyntheticPlan(cases=cases, captures={len(cases) - 1: CapturePlan()})
     return build_run(tmp_path_factory.mktemp("synthetic") / "run", plan)
 
 

@@ -62,6 +62,8 @@ CORRUPTIONS: dict[str, Corrupt] = {
     "occupancy": table("passes", lambda frame: frame.assign(wall_ns=frame["wall_ns"] // 2)),
     "tpot_is_round_over_length": table("requests", scaled("last_token_ns", 2)),
     "stages_within_round": table("stages", scaled("duration_ns", 2)),
+    "captured_ops_add_up": table("device_ops", added("end_ns", 1)),
+    "captured_stages_fit": table("device_ops", lambda frame: frame.assign(end_ns=3 * frame["end_ns"])),
     "path_is_what_was_asked": ran_something_else,
 }
 

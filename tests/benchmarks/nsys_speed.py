@@ -1,11 +1,12 @@
-"""Times the way from an export of nsys to stages: 1,000,000 kernels and 8,000,000 samples, wanted under 15 s and 2 GB.
+"""Times the way from an export of nsys to tables: 1,000,000 kernels and 8,000,000 samples, wanted under 15 s and 2 GB.
 
     PYTHONPATH=. python tests/benchmarks/nsys_speed.py [NUM_KERNELS] [NUM_SAMPLES] [--form parquet|sqlite]
 
 Builds a synthetic export first: rounds of 100 kernels in seven stages, every other round a replayed graph, eight GPU
-metrics. Reading, attribution and the join with the samples happen in a process of their own, so that its peak memory is
-theirs. Prints wall and CPU seconds of every phase and the peak memory up to its end. Not a test: times on a shared
-machine prove nothing; that every kernel finds its stage is checked.
+metrics, one window around all of it. Reading, attribution and the join with the samples happen in a process of their
+own, the whole digest with its tables in another, so that their peak memory is theirs. Prints wall and CPU seconds of
+every phase and the peak memory up to its end. Not a test: times on a shared machine prove nothing; that every kernel
+finds its stage is checked.
 """
 
 import argparse
@@ -24,6 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ddbench.analysis.nsys.gpu_metrics import METRICS
+from ddbench.analysis.nsys.names import WINDOW
+from ddbench.captured import CapturedRun, CaptureStart
 from ddbench.engine.stages import ROUND_STAGES
 from ddbench.records import NotMeasured
 
@@ -44,7 +47,13 @@ def make_tables(num_kernels: int, num_samples: int) -> Tables:
     start = (10_000_000 + np.arange(len(step)) * (KERNEL_NS + GAP_NS)).astype(np.int64)
     is_replay = step % 2 == 1
     names = [f"kernel_{index}" for index in range(40)]
-    texts = [*names, "cudaLaunchKernel_v7000", "cudaGraphLaunch_v10000", *(stage.value for stage in ROUND_STAGES)]
+    texts = [
+        *names,
+        "cudaLaunchKernel_v7000",
+        "cudaGraphLaunch_v10000",
+        *(stage.value for stage in ROUND_STAGES),
+        WINDOW,
+    ]
     rounds = [f"round/{index}" for index in range(num_rounds)]
     # One call per eager kernel, one per replay: the first kernel's place in time.
     is_call = ~is_replay | (place == 0)
@@ -108,7 +117,10 @@ def nvtx_events(
     steps = np.arange(num_rounds)
     low.append(start[steps * KERNELS_PER_ROUND] - 6_000)
     high.append(start[steps * KERNELS_PER_ROUND + KERNELS_PER_ROUND - 1] - 3_000)
-    text_ids = np.concatenate([first_stage + np.arange(len(ROUND_STAGES)), first_stage + stages, first_round + steps])
+    low.append(start[:1] - 8_000)
+    high.append(start[-1:] + KERNEL_NS)
+    kinds = [np.arange(len(ROUND_STAGES)) + first_stage, first_stage + stages, first_round + steps, [first_round - 1]]
+    text_ids = np.concatenate(kinds)
     num = len(text_ids)
     return {
         "start": np.append(0, np.concatenate(low)),
@@ -163,29 +175,36 @@ def _sql_type(values: np.ndarray | list[str | None]) -> str:
     return "TEXT" if isinstance(values, list) else "INTEGER"
 
 
+class Laps:
+    """Seconds of phases and the peak memory up to the end of each, as a table."""
+
+    def __init__(self) -> None:
+        self.table = Table("phase", "wall s", "CPU s", "peak GB", box=None)
+        self.begun = self.since = time.perf_counter(), time.process_time()
+
+    def lap(self, name: str, since: tuple[float, float] | None = None) -> None:
+        now = time.perf_counter(), time.process_time()
+        since = since or self.since
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1e-9 if sys.platform == "darwin" else 1e-6)
+        self.table.add_row(name, f"{now[0] - since[0]:.2f}", f"{now[1] - since[1]:.2f}", f"{peak:.2f}")
+        self.since = now
+
+
 def measure(place: Path, console: Console) -> None:
     """Phase by phase, and whether every kernel found its stage."""
     from ddbench.analysis.nsys.attribution import attribute
     from ddbench.analysis.nsys.export import read_export
     from ddbench.analysis.nsys.sampled import stage_metrics
 
-    table = Table("phase", "wall s", "CPU s", "peak GB", box=None)
-    begun = time.perf_counter(), time.process_time()
-
-    def lap(name: str, since: tuple[float, float]) -> tuple[float, float]:
-        now = time.perf_counter(), time.process_time()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1e-9 if sys.platform == "darwin" else 1e-6)
-        table.add_row(name, f"{now[0] - since[0]:.2f}", f"{now[1] - since[1]:.2f}", f"{peak:.2f}")
-        return now
-
+    laps = Laps()
     export = read_export(place)
-    at = lap("read", begun)
+    laps.lap("read")
     attribution = attribute(export)
-    at = lap("attribute", at)
+    laps.lap("attribute")
     metrics = stage_metrics(export, attribution)
-    lap("samples", at)
-    lap("all", begun)
-    console.print(table)
+    laps.lap("samples")
+    laps.lap("all", laps.begun)
+    console.print(laps.table)
     assert not isinstance(metrics, NotMeasured), metrics
     console.print(f"{len(attribution.ops)} ops, {len(export.samples)} samples of known metrics, {len(metrics)} results")
     for line in attribution.ledger.lines:
@@ -193,13 +212,41 @@ def measure(place: Path, console: Console) -> None:
     assert attribution.ledger.share("unattributed") == 0.0, "a kernel without its stage"
 
 
+def measure_digest(place: Path, console: Console) -> None:
+    """Everything that a sweep does with an export: its tables and its account in the captures folder."""
+    from ddbench.analysis.digest import digest
+
+    folder = place.parent.parent
+    laps = Laps()
+    capture = digest(folder, "nsys")
+    laps.lap("digest")
+    console.print(laps.table)
+    assert capture.fault is None, capture.fault
+    assert not capture.withheld, capture.withheld
+    kept = sum(file.stat().st_size for file in folder.glob("*.parquet"))
+    console.print(f"{sum(line.count for line in capture.ledger)} ops in tables of {kept / 1e6:.1f} MB")
+
+
+def captures_folder(folder: Path, tables: Tables, form: str) -> Path:
+    """The export where a driver leaves it, beside the accounts that go with it."""
+    (folder / "raw").mkdir(parents=True)
+    place = write(tables, form, folder / "raw")
+    num_rounds = len(tables["CUPTI_ACTIVITY_KIND_KERNEL"]["start"]) // KERNELS_PER_ROUND
+    start = CaptureStart(tool="nsys", tool_version="2025.3", seconds=0.0, reads=place.name, raw=())
+    run = CapturedRun(first_round=0, round_ns=(1_000_000,) * num_rounds, num_emitted=1, outputs={})
+    (folder / "nsys.start.json").write_text(start.model_dump_json())
+    (folder / "nsys.run.json").write_text(run.model_dump_json())
+    return place
+
+
 def main(num_kernels: int, num_samples: int, form: str) -> None:
-    """Build here, measure in another process."""
+    """Build here, measure in two other processes."""
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
-        place = write(make_tables(num_kernels, num_samples), form, Path(folder))
+        place = captures_folder(Path(folder, "captures"), make_tables(num_kernels, num_samples), form)
         Console().print(f"{form} export built in {time.perf_counter() - started:.1f} s")
-        subprocess.run([sys.executable, __file__, "--measure", str(place)], check=True)
+        for asked in ("--measure", "--digest"):
+            subprocess.run([sys.executable, __file__, asked, str(place)], check=True)
     Console().print(WANTED)
 
 
@@ -209,8 +256,11 @@ if __name__ == "__main__":
     parser.add_argument("num_samples", nargs="?", type=int, default=8_000_000)
     parser.add_argument("--form", choices=("parquet", "sqlite"), default="parquet")
     parser.add_argument("--measure", type=Path, metavar="EXPORT", help=argparse.SUPPRESS)
+    parser.add_argument("--digest", type=Path, metavar="EXPORT", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.measure:
         measure(asked.measure, Console())
+    elif asked.digest:
+        measure_digest(asked.digest, Console())
     else:
         main(asked.num_kernels, asked.num_samples, asked.form)

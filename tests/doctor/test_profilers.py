@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ddbench.doctor import profilers
-from ddbench.doctor.machine import Machine, run
+from ddbench.doctor.machine import Machine
+from ddbench.harness.tools import run
 
 from .conftest import GPU, Put, ncu_that, nsys_that
 

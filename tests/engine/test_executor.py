@@ -70,7 +70,7 @@ def recorded(monkeypatch) -> Iterator[list[Replay]]:
     """Everything recorded from now on, without a GPU."""
     found = []
 
-    def record(round_, view, pool, generators, *, by_stage, times_stages):
+    def record(round_, view, pool, generators, *, by_stage, times_stages, probe):
         assert not view.remaining.any(), "recorded while somebody runs"
         found.append(Replay(round_, view, times_stages, round_(view, AT_ONCE)))
         return found[-1]
@@ -195,6 +195,24 @@ def test_a_shape_that_was_not_recorded_runs_at_once_and_is_counted(gqa_models, g
     after = executor.counters()
     assert after["eager_rounds"] > before["eager_rounds"] == 0
     assert after["graph_replays"] == before["graph_replays"]
+
+
+def test_whoever_reserves_sees_what_is_recorded(gqa_models, graphed, make_requests, recorded, monkeypatch):
+    """H17: a profiler's probe has to know the stages of nodes before any round is run."""
+    seen = []
+    made_up = module.record
+
+    def record(*args, probe, **options):
+        seen.append(probe)
+        return made_up(*args, probe=probe, **options)
+
+    monkeypatch.setattr(module, "record", record)
+    engine, requests, probe = graphed(gqa_models), make_requests(2), NullProbe()
+    engine.reserve(requests, 2, probe=probe)
+    assert set(map(id, seen)) == {id(probe)}
+    number = len(seen)
+    engine.run(requests, 2, NullProbe())
+    assert len(seen) == number > 0
 
 
 def test_a_report_outlives_the_next_replay(gqa_models, graphed, make_requests, recorded):

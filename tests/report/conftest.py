@@ -7,10 +7,16 @@ from typing import Any
 import pytest
 
 from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases
+from ddbench.analysis.synthetic_captures import CapturePlan
+from ddbench.captured import CaptureFault
 from ddbench.records import Ceilings, CeilingSample, SkippedCase
 from ddbench.spec import make_axis
 
 HOSTILE = "<script>alert('x')</script>|`a`*b*_c_[d](e) & \"f\"\n# g $h$ [red]i[/red]"
+
+NO_COUNTERS = CaptureFault(
+    reason="no_permission", what="counters are for administrators only (ERR_NVGPUCTRPERM)", cure="run as root"
+)
 
 
 @pytest.fixture(scope="session")
@@ -66,6 +72,11 @@ def full_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         not_run=(len(base) + 2,),
         skipped=(SkippedCase(arm="ddtree", label="ddtree attention=tree_triton c=1", reason="needs a CUDA device"),),
         ceilings=made_up_ceilings(),
+        captures={
+            2: CapturePlan(),
+            5: CapturePlan(faults={"ncu": NO_COUNTERS}),
+            6: CapturePlan(is_graph=True, tools=("nsys",), lost_replays=1),
+        },
         experiment={
             "engine": base[-1].engine,
             "axes": (make_axis("node_budget", (8, 16, 32)),),
@@ -85,6 +96,10 @@ def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cases=cases,
         incorrect=(1,),
         skipped=(SkippedCase(arm="ddtree", label=HOSTILE, reason=HOSTILE),),
+        captures={
+            2: CapturePlan(prefix=HOSTILE, notes=(HOSTILE,), unattributed=1),
+            3: CapturePlan(faults={"nsys": CaptureFault(reason="crash", what=HOSTILE, cure=HOSTILE)}),
+        },
     )
     return build_run(tmp_path_factory.mktemp("hostile") / "run", plan)
 

@@ -124,6 +124,10 @@ def _result_obstacles(a: Setting, b: Setting) -> Iterator[Reason]:
         one, other = _cards(a, name), _cards(b, name)
         if one != other:
             yield _differs("weights", f"the {name.replace('_', ' ')}", one, other)
+    for name, words in (("set_digest", "the prompt set"), ("framing_digest", "how prompts are put to the target")):
+        one, other = _prompts(a, name), _prompts(b, name)
+        if one != other:
+            yield _differs("workload", words, one, other)
     looping = [side for side, setting in (("A", a), ("B", b)) if loop_share(setting) >= DEGENERATE_LIMIT]
     if looping and has_same_outputs(a, b) is not True:
         yield Reason("degenerate", f"outputs of {' and '.join(looping)} loop, so that speed and acceptance mislead")
@@ -131,6 +135,12 @@ def _result_obstacles(a: Setting, b: Setting) -> Iterator[Reason]:
 
 def _cards(setting: Setting, name: str) -> str:
     return ", ".join(sorted({str(getattr(result.models, name)) for result in setting.results}))
+
+
+def _prompts(setting: Setting, name: str) -> str:
+    """Of a standard prompt set; other prompts are told apart by the workload and the weights."""
+    cards = {result.prompts for result in setting.results}
+    return ", ".join(sorted(getattr(card, name) for card in cards if card is not None)) or "none"
 
 
 def loop_share(setting: Setting) -> float:

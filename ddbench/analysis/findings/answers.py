@@ -47,6 +47,7 @@ class Finding:
     would_change: str
     missing: tuple[str, ...] = ()
     brief: tuple[str, ...] = ()  # the answer in a few words, one line for every concurrency or part
+    is_inferred: bool = False  # nothing measured the thing itself: the answer follows from times
 
     @property
     def text(self) -> str:
@@ -76,6 +77,8 @@ def told(value: Value) -> str:
         return f"not measured ({value.not_measured})"
     scale = 100 if value.unit == "share" else 1
     suffix = {"share": " %", "x": "", "count": ""}.get(value.unit, f" {value.unit}")
+    if value.unit == "bytes":
+        return units.byte_count(value.value)  # counted: an interval of bytes is not told anywhere
     text = units.ratio(value.value) if value.unit == "x" else units.significant(scale * value.value) + suffix
     if value.low is None or value.high is None:
         return text
@@ -102,6 +105,11 @@ def named(setting: Setting) -> str:
 def computed(value: float, unit: Unit, why: str = "exact: it has no interval") -> Estimate:
     """A counter, or what is computed from shapes and ceilings; `why` says why there is no interval."""
     return Estimate(value, None, None, 1, unit, "clean", why)
+
+
+def captured(value: float, unit: Unit, num_rounds: int) -> Estimate:
+    """What one capture says about the rounds in its window."""
+    return Estimate(value, None, None, num_rounds, unit, "captured", "one capture: it has no interval", "rounds")
 
 
 def reasons(values: Iterable[object]) -> tuple[str, ...]:

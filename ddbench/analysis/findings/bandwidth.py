@@ -1,15 +1,15 @@
 """Q1: is context read once per round and shared by all verified tokens, and which stages waste bandwidth?
 
-No counter of moved bytes is in a run yet, so the answer is an inference and says so: if a further node costs `verify`
-less than reading the context again would take at the highest read rate that was measured, context cannot have been read
-again for it. The reverse proves nothing: the time may be arithmetic. Bandwidth is wasted where a stage whose floor is
-its bytes takes far longer than they need.
+Where a capture has the bytes that moved they answer (`traffic.py`). Elsewhere the answer is an inference and says so:
+if a further node costs `verify` less than reading the context again would take at the highest read rate that was
+measured, context cannot have been read again for it. The reverse proves nothing: the time may be arithmetic. Bandwidth
+is then wasted where a stage whose floor is its bytes takes far longer than they need.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -30,16 +30,26 @@ from ddbench.analysis.findings.answers import (
     told,
 )
 from ddbench.analysis.findings.basis import Basis, has_drafter
+from ddbench.analysis.findings.traffic import (
+    MATTERS,
+    SHOWN,
+    WASTE,
+    traffic,
+    traffic_gaps,
+    traffic_numbers,
+    traffic_part,
+)
 from ddbench.analysis.roofline import StageFloor
 from ddbench.analysis.settings import Setting
 from ddbench.analysis.values import Estimate, Value, missing
 from ddbench.engine.stages import Stage
 from ddbench.records import NotMeasured
 
-WASTE = 2.0  # a stage bound by bytes that takes more than this many times its floor wastes bandwidth
-SHOWN = 2  # wasteful stages that a card names
-MATTERS = 0.05  # share of a round below which a stage is left out of the answer
 NO_COUNTERS = "bytes moved: that needs hardware counters of a profiler, which this run does not have"
+INFERENCE_CHANGE = (
+    "Counted bytes per stage would replace the inference; longer contexts, dearer to read again, let it tell more."
+)
+BYTES_CHANGE = "Longer contexts, dearer to read again, and counters where there are only samples would tell more."
 _VERIFY = PARTS.index(Stage.VERIFY.value)
 
 
@@ -54,39 +64,78 @@ class Marginal:
     arithmetic: Value  # the node's own flops
 
 
+@dataclass
+class _Gathered:
+    """What the concurrencies say, as it comes together."""
+
+    parts: list[Part] = field(default_factory=list)
+    numbers: list[Number] = field(default_factory=list)
+    gaps: list[object] = field(default_factory=list)
+    rests_on: list[str] = field(default_factory=list)
+    num_measured: int = 0  # concurrencies whose bytes were measured
+    num_counted: int = 0  # of these, by counters
+
+    @property
+    def how(self) -> str:
+        """What the answer is drawn from."""
+        if not self.num_measured:
+            return "By inference, as no bytes were counted."
+        how = {0: "sampled", self.num_measured: "counted"}.get(self.num_counted, "counted or sampled")
+        if self.num_measured == sum(bool(part.sentence) for part in self.parts):
+            return f"By the bytes that captures {how}."
+        return f"By the bytes that captures {how}, where there are any, by inference elsewhere."
+
+
 def bandwidth(basis: Basis) -> Finding:
     """The answer of one run."""
-    parts: list[Part] = []
-    numbers: list[Number] = []
-    gaps: list[object] = [] if basis.study.settings else [missing("no case has a result")]
-    rests_on: list[str] = []
+    found = _Gathered(gaps=[] if basis.study.settings else [missing("no case has a result")])
     for concurrency in basis.concurrencies:
-        found = marginal(basis, concurrency)
-        best = basis.best_drafter(concurrency)
-        floors = missing("no arm with a drafter was measured") if best is None else basis.floors[best.key]
-        if isinstance(found, Marginal):
-            gaps += [found.again, found.everything, found.arithmetic]
-            numbers += _marginal_numbers(found)
-            rests_on += [named(setting) for setting in found.settings]
-        gaps += [at(concurrency, found), floors if best is not None else at(concurrency, floors)]
-        if best is not None and not isinstance(floors, NotMeasured):
-            numbers += _floor_numbers(best, _important(basis, best, floors))
-            rests_on.append(named(best))
-        parts.append(_part(basis, concurrency, found, best, floors))
-    verdict = overall(part.verdict for part in parts)
-    told_parts = [part.sentence for part in parts if part.sentence]
-    why = reasons(gaps)
-    answer = f"By inference, as no bytes were counted. {' '.join(told_parts)}"
+        if not _by_bytes(basis, concurrency, found):
+            _by_inference(basis, concurrency, found)
+    verdict = overall(part.verdict for part in found.parts)
+    told_parts = [part.sentence for part in found.parts if part.sentence]
+    why = reasons(found.gaps)
+    answer = f"{found.how} {' '.join(told_parts)}"
     return Finding(
         "Q1",
         verdict,
         answer if told_parts else f"It cannot be inferred either: {why[0] if why else 'no case has a result'}.",
-        measured(numbers),
-        tuple(dict.fromkeys(rests_on)),
-        "Counted bytes per stage would replace the inference; longer contexts, dearer to read again, let it tell more.",
-        (NO_COUNTERS, *why),
-        tuple(part.brief for part in parts if part.brief) or why[:1],
+        measured(found.numbers),
+        tuple(dict.fromkeys(found.rests_on)),
+        BYTES_CHANGE if found.num_measured else INFERENCE_CHANGE,
+        why if found.num_measured else (NO_COUNTERS, *why),
+        tuple(part.brief for part in found.parts if part.brief) or why[:1],
+        is_inferred=not found.num_measured,
     )
+
+
+def _by_bytes(basis: Basis, concurrency: int, into: _Gathered) -> bool:
+    """Whether a capture answers for this concurrency."""
+    found = traffic(basis, concurrency)
+    if found is None:
+        return False
+    into.parts.append(traffic_part(concurrency, found))
+    into.numbers += traffic_numbers(found)
+    into.gaps += [at(concurrency, gap) for gap in traffic_gaps(found)]
+    into.rests_on.append(named(found.setting))
+    into.num_measured += 1
+    into.num_counted += found.is_counted
+    return True
+
+
+def _by_inference(basis: Basis, concurrency: int, into: _Gathered) -> None:
+    found = marginal(basis, concurrency)
+    best = basis.best_drafter(concurrency)
+    floors = missing("no arm with a drafter was measured") if best is None else basis.floors[best.key]
+    if isinstance(found, Marginal):
+        into.gaps += [found.again, found.everything, found.arithmetic]
+        into.numbers += _marginal_numbers(found)
+        into.rests_on += [named(setting) for setting in found.settings]
+    into.gaps += [at(concurrency, found), floors if best is not None else at(concurrency, floors)]
+    if best is not None and not isinstance(floors, NotMeasured):
+        into.numbers += _floor_numbers(best, _important(basis, best, floors))
+        into.rests_on.append(named(best))
+    into.parts.append(_part(basis, concurrency, found, best, floors))
 
 
 # --- sharing ----------------------------------------------------------------------------------------------------------
@@ -199,6 +248,7 @@ def _important(basis: Basis, setting: Setting, floors: Sequence[StageFloor]) -> 
 
 
 def is_wasteful(floor: StageFloor) -> bool:
+    """Bound by its bytes, and far slower than they allow."""
     return floor.bound == "bytes" and floor.low > WASTE
 
 

@@ -7,11 +7,12 @@ do not balance may be shown, but nothing is concluded from it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from ddbench.analysis.decompose import Shares
 from ddbench.analysis.findings.frontier import Sweep, sweeps_of
+from ddbench.analysis.profile.profile import Profile
 from ddbench.analysis.roofline import Machine, StageFloor, machine_of
 from ddbench.analysis.settings import Setting, Study
 from ddbench.analysis.values import Estimate, Value, missing
@@ -33,6 +34,7 @@ class Basis:
     trusted: frozenset[str]  # keys of settings that conclusions may rest on
     variants: frozenset[str]  # keys of settings that change one part of another
     skipped: tuple[tuple[str, str], ...]  # (label, reason) of points that could not run
+    profiles: Mapping[str, Profile] = field(default_factory=dict)  # by setting key, of those with captures
 
     @property
     def concurrencies(self) -> tuple[int, ...]:

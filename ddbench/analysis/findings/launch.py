@@ -2,7 +2,8 @@
 
 Where both variants of a part ran, their contest answers. Where they did not, the run's own reason stands there, and an
 upper bound: what a round would gain if the host gap, or the tree build, took no time at all. Reads back to the host end
-a graph, so their number per round says what blocks one graph for the whole round.
+a graph, so their number per round says what blocks one graph for the whole round. Captures say what is launched, how
+long the device is idle, and what it waits for (`device_idle.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ddbench.analysis.findings.answers import (
     told,
 )
 from ddbench.analysis.findings.basis import Basis
+from ddbench.analysis.findings.device_idle import compared, idle_gaps, idle_numbers, idle_sentences
 from ddbench.analysis.roofline import Machine
 from ddbench.analysis.settings import Setting
 from ddbench.analysis.values import Estimate, Value, missing
@@ -41,10 +43,14 @@ SEVERAL_DEVICES = "expert against tensor parallelism: every case of this version
 
 def launch(basis: Basis) -> Finding:
     """The answer of one run."""
-    parts, numbers, rests_on = [], [], []
+    parts, numbers, rests_on, captured = [], [], [], []
     gaps: list[str] = []
+    looked_at: list[Setting] = []  # settings whose captures say something about the question
     for axis in PLAIN:
         found = list(part_contests(basis, axis))
+        if axis == "executor":
+            captured = list(compared(basis, found))
+            looked_at += [side for contest in found for side in (contest.base, contest.setting)]
         parts.append(_part(axis, found, _why_not(basis, axis)))
         for contest in found:
             numbers.append(Number(_label(axis, contest), contest.speedup, named(contest.setting)))
@@ -56,11 +62,15 @@ def launch(basis: Basis) -> Finding:
         if best is not None:
             numbers += _bounds(basis, best)
             rests_on.append(named(best))
-    gaps += reasons(number.value for number in numbers)
+            looked_at.append(best)
+    for setting in dict.fromkeys(looked_at):
+        numbers += idle_numbers(basis, setting)
+    gaps += (*idle_gaps(basis, looked_at), *reasons(number.value for number in numbers))
+    captured = captured or list(idle_sentences(basis, basis.concurrencies))
     return Finding(
         "Q3",
         _of_both([part.verdict for part in parts]),
-        " ".join((*(part.sentence for part in parts), *_upper_bounds(basis))),
+        " ".join((*(part.sentence for part in parts), *captured, *_upper_bounds(basis))),
         measured(numbers),
         tuple(dict.fromkeys(rests_on)),
         "Measuring the variants that are missing here would replace bounds; several devices would open the question of "

@@ -16,17 +16,17 @@ import numpy as np
 import pandas as pd
 
 from ddbench.analysis.nsys.device_ops import device_ops
-from ddbench.analysis.nsys.enclosing import NONE, Spans, innermost
+from ddbench.analysis.nsys.enclosing import NONE
 from ddbench.analysis.nsys.export import LOW_BITS, NsysExport
 from ddbench.analysis.nsys.ledger import BASES, Ledger, make_ledger
-from ddbench.analysis.nsys.names import DOMAIN, STAGE_NAMES, parse_round
+from ddbench.analysis.nsys.names import STAGE_NAMES
 from ddbench.analysis.nsys.nodes import created_by
+from ddbench.analysis.nsys.ranges import Codes, codes_around, exact, round_ranges, stage_ranges
 from ddbench.analysis.nsys.recording import Recording, recorded
 from ddbench.analysis.nsys.totals import kernel_totals, stage_totals
 from ddbench.records import NotMeasured
 
 NO_ROUND = -1
-Codes = np.ndarray  # index into STAGE_NAMES, or NONE
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,11 @@ class Attribution:
 
 def attribute(export: NsysExport) -> Attribution:
     """Charge everything that ran on a device to the stage that asked for it."""
+    return concluded(export, attributed_ops(export))
+
+
+def attributed_ops(export: NsysExport) -> pd.DataFrame:
+    """Every op with its stage, what that rests on, and its round; `launch_call` is its row in `export.api_calls`."""
     ops = device_ops(export)
     calls = _launches(ops, export.api_calls)
     launch, launch_approximate = _stages_of_calls(export, calls)
@@ -55,6 +60,11 @@ def attribute(export: NsysExport) -> Attribution:
     ops["basis"] = pd.Categorical.from_codes(basis, categories=list(BASES))
     ops["round"] = _rounds(export, calls)
     ops["launch_call"] = calls["row"].to_numpy()
+    return ops
+
+
+def concluded(export: NsysExport, ops: pd.DataFrame) -> Attribution:
+    """What may be said about these ops, given the API calls of the same time."""
     recording = recorded(export, ops)
     unsound = NotMeasured(not_measured=recording.complaint) if recording.complaint else _nothing_ran(export)
     stages = unsound or stage_totals(ops)
@@ -96,48 +106,22 @@ def _taken(api_calls: pd.DataFrame, rows: np.ndarray) -> pd.DataFrame:
 
 def _stages_of_calls(export: NsysExport, calls: pd.DataFrame) -> tuple[Codes, Codes]:
     """Stage of each op's launch, and the stage by weaker evidence for those that have none."""
-    stages = _stage_ranges(export)
-    is_exact = (~stages["is_unclosed"] & (stages["thread"] == stages["end_thread"])).to_numpy()
+    stages = stage_ranges(export)
     is_call = calls["row"].to_numpy() != NONE
-    exact = _codes_around(stages[is_exact], calls)
-    exact[~is_call] = NONE
-    rest = stages[~is_exact]
+    by_thread = codes_around(exact(stages), calls)
+    by_thread[~is_call] = NONE
+    rest = stages.drop(exact(stages).index)
     # Of a range that another thread ends, no thread can be said to be inside: wall time within the process decides.
-    by_process = _codes_around(
+    by_process = codes_around(
         rest.assign(thread=rest["thread"] & ~LOW_BITS), calls.assign(thread=calls["thread"] & ~LOW_BITS)
     )
     by_process[~is_call] = NONE
-    return exact, by_process
-
-
-def _stage_ranges(export: NsysExport) -> pd.DataFrame:
-    """The ranges of our domain that are stages, with the stage's code."""
-    ranges = export.ranges
-    of_name = pd.Index(STAGE_NAMES).get_indexer(pd.Index(ranges["name"].cat.categories, dtype=object))
-    codes = of_name[ranges["name"].cat.codes] if len(ranges) else np.empty(0, np.int64)
-    is_stage = (ranges["domain"] == DOMAIN).to_numpy() & (codes != NONE)
-    return ranges[is_stage].assign(code=codes[is_stage].astype(np.int64))
-
-
-def _codes_around(ranges: pd.DataFrame, calls: pd.DataFrame) -> Codes:
-    found = innermost(_spans(ranges), _spans(calls))
-    if not len(ranges):
-        return found
-    return np.where(found == NONE, NONE, ranges["code"].to_numpy()[found])
-
-
-def _spans(frame: pd.DataFrame) -> Spans:
-    return frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy(), frame["thread"].to_numpy()
+    return by_thread, by_process
 
 
 def _rounds(export: NsysExport, calls: pd.DataFrame) -> np.ndarray:
     """Step of the round range around each op's launch, or NO_ROUND."""
-    names = export.ranges["name"].cat.categories
-    steps = np.array([step if (step := parse_round(name)) is not None else NO_ROUND for name in names], dtype=np.int64)
-    codes = steps[export.ranges["name"].cat.codes] if len(names) else np.empty(0, np.int64)
-    is_round = (export.ranges["domain"] == DOMAIN).to_numpy() & (codes != NO_ROUND)
-    is_round &= (~export.ranges["is_unclosed"] & (export.ranges["thread"] == export.ranges["end_thread"])).to_numpy()
-    found = _codes_around(export.ranges[is_round].assign(code=codes[is_round]), calls)
+    found = codes_around(exact(round_ranges(export)), calls)
     return np.where(calls["row"].to_numpy() == NONE, NO_ROUND, found)
 
 
@@ -146,11 +130,9 @@ def _rounds(export: NsysExport, calls: pd.DataFrame) -> np.ndarray:
 
 def _stages_of_nodes(export: NsysExport, ops: pd.DataFrame) -> Codes:
     """Stage in which the node of each op was created while its graph was captured."""
-    stages = _stage_ranges(export)
-    stages = stages[(~stages["is_unclosed"] & (stages["thread"] == stages["end_thread"])).to_numpy()]
     events = export.node_events
     created = events.assign(end_ns=np.maximum(events["start_ns"], events["end_ns"]))
-    of_event = _codes_around(stages, created)
+    of_event = codes_around(exact(stage_ranges(export)), created)
     rows = created_by(events, ops)
     if not len(events):
         return rows

@@ -15,7 +15,7 @@ import pandas as pd
 
 from ddbench.analysis.nsys.failures import DamagedExport, EmptyExport, NotAnExport, UnknownSchema
 from ddbench.analysis.nsys.gpu_metrics import METRICS, metric_key
-from ddbench.analysis.nsys.schema import COPY_DIRECTIONS, TABLES, Column, Table
+from ddbench.analysis.nsys.schema import COPY_DIRECTIONS, SERIOUS, TABLES, Column, Table
 from ddbench.analysis.nsys.sources import Source, open_export
 
 NEWEST_KNOWN = (3, 25)
@@ -24,6 +24,7 @@ NO_DOMAIN = ""
 UNNAMED = "<unnamed>"
 _RANGE_TYPES = (59, 60)  # push/pop, start/end
 _DOMAIN_CREATED = 75
+_LARGEST_VALUE = 1e15  # of a sampled metric
 _LARGEST = 1 << 61  # nanoseconds: sums of two stay within 64 bits
 _COUNTED = ("kernels", "copies", "memsets", "graph_traces", "api_calls", "ranges")
 
@@ -44,7 +45,7 @@ class NsysExport:
     samples: pd.DataFrame  # of the known GPU metrics: time_ns, gpu, metric, value
     gpus: pd.DataFrame  # gpu, name, dram_bytes_per_s (0: unknown)
     cuda_devices: pd.DataFrame  # pid, device, gpu
-    diagnostics: tuple[str, ...]  # what nsys itself had to say
+    diagnostics: tuple[str, ...]  # warnings and errors of nsys itself
     notes: tuple[str, ...]  # what the reader could not take at face value
 
     @property
@@ -79,11 +80,12 @@ class _Reader:
         if not any(len(frames[name]) for name in _COUNTED):
             raise EmptyExport(self._source.path)
         diagnostics = frames.pop("diagnostics")
+        serious = diagnostics["text"][diagnostics["severity"].isin(SERIOUS)]
         return NsysExport(
             schema_version=self._version("EXPORT_SCHEMA_VERSION"),
             product_version=self._version("EXPORT_PRODUCT_VERSION"),
             samples=self._samples(),
-            diagnostics=tuple(text for text in diagnostics["text"] if text),
+            diagnostics=tuple(text for text in serious if text),
             notes=(*self._version_notes(), *self._notes),
             **frames,
         )
@@ -244,7 +246,8 @@ class _Reader:
         for type_id, metric_id, key in known:
             codes[(type_ids == type_id) & (metric_ids == metric_id)] = wanted.index(key)
         times, values = samples["time_ns"].to_numpy(), samples["value"].to_numpy()
-        if len(samples) and (not np.isfinite(values).all() or max(abs(int(times.min())), int(times.max())) > _LARGEST):
+        is_sound = (np.abs(values) <= _LARGEST_VALUE).all()  # false for NaN, too
+        if len(samples) and (not is_sound or max(abs(int(times.min())), int(times.max())) > _LARGEST):
             raise DamagedExport(self._source.path, "GPU_METRICS: a sample that is no number, or beyond any capture")
         gpus = (type_ids & 0xFF).astype(np.int16)
         is_known = codes >= 0

@@ -1,6 +1,7 @@
 """The sampled GPU metrics that a stage is judged by, and how chips spell them.
 
 nsys calls a metric `Title [Unit]`; titles differ between chips. One row per metric here, whatever it is called there.
+`[Avg]` beside `[Avg Warps per Cycle]` is none of them: on an H200 it is a sum over the cycles of the interval.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ METRICS: dict[str, GpuMetric] = {
     ),
     "warps_share": GpuMetric(("Compute Warps in Flight",), _PERCENT, "%", "of the warp slots hold a warp"),
     "warps_in_flight": GpuMetric(
-        ("Compute Warps in Flight",), ("Avg Warps per Cycle", "Avg"), "warps", "warps resident in a cycle"
+        ("Compute Warps in Flight",), ("Avg Warps per Cycle",), "warps", "warps resident on an SM in a cycle"
     ),
     "clock": GpuMetric(("GPC Clock Frequency",), ("MHz",), "MHz", "clock of the SMs"),
 }

@@ -1,7 +1,8 @@
 """How NVTX ranges are called: the one spelling for the probe that opens them and for the analysis that finds them.
 
-Stage ranges carry exactly the value of their `Stage`; the range around one round of the batch is `round/<step>`. Both
-lie in the domain `ddbench`, so that a library's own range called `verify` is nobody's stage.
+Stage ranges carry exactly the value of their `Stage`; the range around one round of the batch is `round/<step>`; the
+range around all rounds that a capture tells of is `window`, with the device idle where it opens and where it closes.
+All lie in the domain `ddbench`, so that a library's own range called `verify` is nobody's stage.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from ddbench.engine.stages import Stage
 
 DOMAIN = "ddbench"
+WINDOW = "window"
 STAGE_NAMES: tuple[str, ...] = tuple(stage.value for stage in Stage)
 _ROUND = re.compile(r"round/(0|[1-9][0-9]{0,17})")
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+SERIOUS = (2, 3)  # severities of a diagnostic: warning, error; 1 informs, 4 is verbose
+
 Kind = Literal["int", "float", "text", "string"]  # string: stored as an id of StringIds
 
 
@@ -120,20 +122,21 @@ TABLES: dict[str, Table] = {
         (Column("gpu", ("gpuId",)), Column("device", ("cudaId",)), Column("pid", ("pid",))),
     ),
     "diagnostics": Table(
-        ("DIAGNOSTIC_EVENT",), (_optional("severity", "severity"), Column("text", ("text",), "text", needed=False))
+        ("DIAGNOSTIC_EVENT",),
+        (_optional("severity", "severity", empty=SERIOUS[0]), Column("text", ("text",), "text", needed=False)),
     ),
 }
 
 # Every copyKind that CUPTI numbers; anything else reads as `other`.
 COPY_DIRECTIONS: dict[int, str] = {
-    1: "host_to_device",
-    2: "device_to_host",
-    3: "host_to_array",
-    4: "array_to_host",
-    5: "array_to_array",
-    6: "array_to_device",
-    7: "device_to_array",
-    8: "device_to_device",
-    9: "host_to_host",
-    10: "peer_to_peer",
+    1: "host to device",
+    2: "device to host",
+    3: "host to array",
+    4: "array to host",
+    5: "array to array",
+    6: "array to device",
+    7: "device to array",
+    8: "device to device",
+    9: "host to host",
+    10: "peer to peer",
 }

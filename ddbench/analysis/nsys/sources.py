@@ -239,10 +239,14 @@ class ParquetSource(Source):
             values = values.cast(values.type.value_type)
         if column.kind == "text":
             return np.array(values.cast(pa.string()).to_pylist(), dtype=object)
+        if pa.types.is_null(values.type):  # no cell of it is filled
+            values = values.cast(pa.int64())
         if not (pa.types.is_integer(values.type) or (column.kind == "float" and pa.types.is_floating(values.type))):
             raise DamagedExport(place, f"{name} is {values.type}, expected numbers")
+        kind = pa.float64() if column.kind == "float" else pa.int64()
+        values = values.cast(kind, safe=values.type != pa.uint64())  # ids of 64 bits are signed, as SQLite has them
         if values.null_count:
             if column.empty is None:
                 raise DamagedExport(place, f"{name}: {values.null_count} empty cells")
-            values = pc.fill_null(values, pa.scalar(column.empty, values.type))
-        return values.cast(pa.float64() if column.kind == "float" else pa.int64()).to_numpy()
+            values = pc.fill_null(values, pa.scalar(column.empty, kind))
+        return values.to_numpy()

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddbench.analysis import synthetic
 from ddbench.analysis.compare.comparison import Comparisons, compare_arms, compare_runs
 from ddbench.analysis.compare.diagnosis import Diagnosis, diagnose, work_changes
 from ddbench.analysis.compare.exact import CounterChange
 from ddbench.analysis.compare.shifts import depth_shift, prefill_us, round_shift
 from ddbench.analysis.frames import load_run
 from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases
+from ddbench.analysis.synthetic_rounds import Simulation
 
 ARMS = ("ar", "chain", "ddtree")
 CASES = make_cases(arms=ARMS, concurrencies=(1, 4), num_requests=6, max_new_tokens=24, num_blocks=8)
@@ -98,7 +98,7 @@ def test_a_change_of_every_drafting_arm_is_told_from_the_machine(against: Agains
 
 def test_a_control_that_moved_withholds_its_ratios(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """H63: everything is slower, so it is not the draft."""
-    usual = synthetic._Simulation._round
+    usual = Simulation._round
 
     def slow(self: Any, step: int, running: Any, rows: Any) -> None:
         before = self.now
@@ -109,7 +109,7 @@ def test_a_control_that_moved_withholds_its_ratios(base: Path, tmp_path: Path, m
         for request in running:
             request.last_ns = self.now
 
-    monkeypatch.setattr(synthetic._Simulation, "_round", slow)
+    monkeypatch.setattr(Simulation, "_round", slow)
     run = build_run(tmp_path / "b", SyntheticPlan(name="b", cases=CASES, machine=1, turn=1))
     found = diagnosed(compare_runs(load_run(base), load_run(run)))
     text = " ".join(found.sentences)

@@ -49,7 +49,7 @@ def test_what_is_read_is_what_was_recorded(form: str, tmp_path: Path) -> None:
     assert export.kernels["name"].tolist() == ["draft<gemm, 'x'>", "verify_gemm"] * 2
     assert export.kernels["start_ns"].tolist() == [10_000, 20_000, 100_000, 120_000]
     assert export.kernels["graph_node"].tolist() == [0, 0, (2 << 32) | 1, (2 << 32) | 2]
-    assert export.copies[["direction", "num_bytes"]].values.tolist() == [["device_to_host", 4096]]
+    assert export.copies[["direction", "num_bytes"]].values.tolist() == [["device to host", 4096]]
     assert export.memsets["num_bytes"].tolist() == [64]
     assert export.api_calls["name"].tolist()[3] == "cudaGraphLaunch_v10000"
     assert export.node_events["original"].tolist() == [0, 0, (1 << 32) | 1, (1 << 32) | 2]
@@ -153,6 +153,33 @@ def test_a_capture_without_a_device_is_sound(form: str, tmp_path: Path) -> None:
     export = read_export(rec.write(tmp_path, form))
     assert export.is_cpu_only
     assert len(export.ranges) == 1
+
+
+def narrowed(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The same values as an exporter may well type them: unsigned, small, without a type where no cell is filled."""
+    if column.null_count == len(column):
+        return pa.chunked_array([pa.nulls(len(column))])
+    if column.type == pa.string():
+        return column.cast(pa.large_string())
+    for kind in (pa.uint8(), pa.uint32(), pa.uint64(), pa.int64()) if column.type == pa.int64() else ():
+        try:
+            return column.cast(kind)
+        except pa.ArrowInvalid:
+            continue
+    return column
+
+
+def test_numbers_of_any_width_and_sign_read_the_same(tmp_path: Path) -> None:
+    folder = made.small_capture().write_parquet(tmp_path / "capture")
+    expected = read_export(folder)
+    kinds = set()
+    for place in folder.iterdir():
+        table = pq.read_table(place)
+        columns = [narrowed(column) for column in table.columns]
+        kinds.update(str(column.type) for column in columns)
+        pq.write_table(pa.table(columns, names=table.column_names), place)
+    assert {"null", "uint8", "uint32", "uint64", "large_string"} <= kinds
+    assert_same(read_export(folder), expected)
 
 
 # --- what is wrong ---

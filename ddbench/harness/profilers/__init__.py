@@ -1,0 +1,1 @@
+"""Captures: a case run once more under a profiler, what the profiler left, and its digest."""

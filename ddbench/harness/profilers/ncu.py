@@ -1,0 +1,87 @@
+"""Drives ncu: the case's process below it, kernel by kernel, then its report as one CSV of raw values.
+
+Clocks and caches are left as they are. Every kernel is run several times, once for each group of counters that fits the
+hardware; what a chip calls them is asked first, since a name that it lacks may end the whole pass.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from ddbench.harness.profilers.errand import CaptureFailed, Errand, Files, last_words
+from ddbench.harness.run import Ending
+from ddbench.harness.tool_faults import NCU_FAULTS, crashed, cut_off, fault_in, no_export, no_report, timed_out
+from ddbench.harness.tools import LONG_S, run
+
+REPORT = "ncu.ncu-rep"
+CSV = "ncu.csv"
+_HEAD = 100_000  # characters of a page in which its header must stand
+_LISTED = re.compile(r"^\s*([a-z0-9]+__\w+)", flags=re.MULTILINE)  # a base name where a line of a list begins
+_UNKNOWN = re.compile(r"(?:failed to find|unknown|unsupported|invalid) metric\w*:? *(?:'|\")?([a-z0-9]+__[\w.]+)", re.I)
+
+
+def capture(errand: Errand) -> Files:
+    """Count and export. Raises `CaptureFailed`."""
+    metrics = known_metrics(errand.program)
+    words = count_words(errand, metrics)
+    ending = errand.start(words)
+    refused = set(_UNKNOWN.findall(ending.log_tail))
+    if refused and ending.exit_code is not None and not (errand.raw / REPORT).is_file():
+        metrics = tuple(name for name in metrics if name not in refused)
+        words = count_words(errand, metrics)
+        errand.on_phase("again, without counters that this GPU lacks")
+        ending = errand.start(words)
+    command = errand.shown(words)
+    _check(errand, ending, command)
+    errand.on_phase("export")
+    _export(errand, command)
+    return Files(reads=CSV, raw=(REPORT, CSV), command=command)
+
+
+def count_words(errand: Errand, metrics: Sequence[str]) -> tuple[str | Path, ...]:
+    """The command line: only what the program itself marks, each node of a graph as a kernel."""
+    options = ["--clock-control", "none", "--cache-control", "none", "--nvtx", "--graph-profiling", "node"]
+    options += ["--profile-from-start", "off", "--target-processes", "all", "--metrics", ",".join(metrics)]
+    return (errand.program, *options, "--force-overwrite", "--export", errand.raw / "ncu")
+
+
+@cache
+def known_metrics(program: Path) -> tuple[str, ...]:
+    """The wanted counters, each by those of its names that ncu lists for the GPUs here; by all where it lists none."""
+    from ddbench.analysis.ncu.counters import COUNTERS, DRAM_PEAK  # the package brings pandas along
+
+    listed = set(_LISTED.findall(run((program, "--query-metrics"), LONG_S).output))
+    names: list[str] = []
+    for counter in COUNTERS.values():
+        names += [name for name in counter.names if name.partition(".")[0] in listed] or counter.names
+    return (*names, *DRAM_PEAK)
+
+
+def _check(errand: Errand, ending: Ending, command: str) -> None:
+    if ending.exit_code is None:
+        raise CaptureFailed(timed_out("ncu", errand.timeout_s), command=command)
+    has_report = (errand.raw / REPORT).is_file()
+    if has_report and errand.run_file.is_file():
+        if not (errand.raw / REPORT).stat().st_size:
+            raise CaptureFailed(cut_off(REPORT), command=command)
+        return
+    said = errand.plain(last_words(ending.log_tail))
+    known = fault_in(ending.log_tail, NCU_FAULTS)
+    fallback = no_report(said) if errand.run_file.is_file() else crashed(said)
+    raise CaptureFailed(known or fallback, [REPORT] * has_report, command)
+
+
+def _export(errand: Errand, command: str) -> None:
+    """Values in base units, without separators: `LC_ALL` is C."""
+    words = ("--import", errand.raw / REPORT, "--csv", "--page", "raw", "--print-units", "base")
+    file = errand.raw / CSV
+    done = run((errand.program, *words), errand.timeout_s, into=file)
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        head = lines.read(_HEAD)
+    if done.code != 0 or '"ID"' not in head:
+        said = done.output if done.output.strip() else head
+        known = fault_in(said, NCU_FAULTS)
+        raise CaptureFailed(known or no_export(errand.plain(last_words(said))), (REPORT,), command)

@@ -1,0 +1,1 @@
+"""Models in other people's file formats: published folders (config.json, safetensors) and GGUF, read strictly."""
