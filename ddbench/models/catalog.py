@@ -21,16 +21,31 @@ BYTES_PER_FLOAT = 2  # bf16
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A named target."""
+    """A named target. What is counted out of its shape is counted when it is asked for."""
 
     name: str
     weights: Weights
-    architecture: str
-    num_parameters: int
-    num_bytes: int  # on disk where it is or will be there, else as bf16 with INT4 experts packed
     licence: str
     has_drafter: bool
     acceptance: str  # what an acceptance length of it is worth; replayed: the profile of another pair
+    subject: Fetchable | TargetShape
+
+    @property
+    def architecture(self) -> str:
+        return self.subject.architecture if isinstance(self.subject, Fetchable) else architecture(self.subject)
+
+    @property
+    def num_parameters(self) -> int:
+        return self.subject.num_parameters if isinstance(self.subject, Fetchable) else num_parameters(self.subject)
+
+    @property
+    def num_bytes(self) -> int:
+        """On disk, where the weights are or will be there; else as bf16 with INT4 experts packed."""
+        if isinstance(self.subject, Fetchable):
+            return self.subject.disk_bytes
+        if self.weights == "shipped":
+            return (PRETRAINED / self.name / "target.safetensors").stat().st_size
+        return weight_bytes(self.subject)
 
 
 def catalog() -> tuple[Entry, ...]:
@@ -40,34 +55,27 @@ def catalog() -> tuple[Entry, ...]:
 
 
 def _fetchable(model: Fetchable) -> Entry:
-    folder = fetched_folder(model.name)
     has_drafter = (PRETRAINED / f"{model.name}-dflash" / "config.json").is_file()
     return Entry(
         name=model.name,
-        weights="to be fetched" if folder is None else "fetched",
-        architecture=model.architecture,
-        num_parameters=model.num_parameters,
-        num_bytes=model.disk_bytes,
+        weights="to be fetched" if fetched_folder(model.name) is None else "fetched",
         licence=model.licence,
         has_drafter=has_drafter,
         acceptance="measured" if has_drafter else "measured, with --drafter",
+        subject=model,
     )
 
 
 def _ours(name: str) -> Entry:
     folder = PRETRAINED / name
     is_shipped = (folder / "config.json").is_file()
-    shape = read_shapes(folder)[0] if is_shipped else TARGETS[name]
-    has_drafter = is_shipped or name in DRAFTERS
     return Entry(
         name=name,
         weights="shipped" if is_shipped else "random",
-        architecture=architecture(shape),
-        num_parameters=num_parameters(shape),
-        num_bytes=(folder / "target.safetensors").stat().st_size if is_shipped else weight_bytes(shape),
         licence="Apache-2.0" if is_shipped else "-",
-        has_drafter=has_drafter,
+        has_drafter=is_shipped or name in DRAFTERS,
         acceptance="measured, of this pair only" if is_shipped else "replayed",
+        subject=read_shapes(folder)[0] if is_shipped else TARGETS[name],
     )
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import safetensors.torch
 import torch
 
+from ddbench.errors import CheckpointError
+from ddbench.kernels.rope import yarn_mscale
 from ddbench.models.checkpoints.drafter_config import ARCHITECTURE
 from ddbench.models.checkpoints.files import CONFIG, WEIGHTS
 from ddbench.models.checkpoints.pieces import drafter_pieces
@@ -70,7 +72,29 @@ def published_config(shape: DrafterShape, target: TargetShape) -> dict[str, Any]
 
 
 def _rope(rope: RopeShape, head_dim: int) -> dict[str, Any]:
-    assert rope.yarn is None, "drafters made here extend no context"
-    assert rope.llama3 is None, "drafters made here extend no context"
     partial = {} if rope.rotary_dim == head_dim else {"partial_rotary_factor": rope.rotary_dim / head_dim}
-    return {"rope_type": "default", "rope_theta": rope.theta, **partial}
+    common = {"rope_theta": rope.theta, **partial}
+    if rope.llama3 is not None:
+        scaling = rope.llama3.model_dump()
+        return {
+            "rope_type": "llama3",
+            "original_max_position_embeddings": scaling.pop("original_context"),
+            **scaling,
+            **common,
+        }
+    if rope.yarn is None:
+        return {"rope_type": "default", **common}
+    if rope.yarn.mscale_all_dim != 0:
+        raise CheckpointError(
+            f"yarn.mscale_all_dim {rope.yarn.mscale_all_dim} cannot be said in the published format, whose "
+            "temperature acts on cos and sin alone: expected 0"
+        )
+    return {
+        "rope_type": "yarn",
+        "factor": rope.yarn.factor,
+        "original_max_position_embeddings": rope.yarn.original_context,
+        "beta_fast": rope.yarn.beta_fast,
+        "beta_slow": rope.yarn.beta_slow,
+        "attention_factor": yarn_mscale(rope.yarn.factor, rope.yarn.mscale),
+        **common,
+    }

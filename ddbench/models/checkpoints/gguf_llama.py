@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 
-from ddbench.errors import CheckpointError, shown
+from ddbench.errors import CheckpointError, DdbenchError, shown
 from ddbench.models.checkpoints.gguf import GGUF
 
 CONTROL, NORMAL = 3, 1  # token types
@@ -43,7 +44,10 @@ def convert(gguf: GGUF, folder: Path) -> None:
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", {"eos_token_id": config["eos_token_id"]})
     write_tokenizer(gguf, folder)
-    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    try:
+        safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    except SafetensorError as error:
+        raise DdbenchError(f"{folder}: cannot be written: {error}") from error
 
 
 def llama_config(gguf: GGUF) -> dict[str, Any]:

@@ -15,7 +15,8 @@ import torch
 
 from ddbench.engine.engine import Engine
 from ddbench.engine.types import Request
-from ddbench.models.checkpoints.drafter_store import save_drafter
+from ddbench.models.checkpoints.drafter_config import read_drafter
+from ddbench.models.checkpoints.drafter_store import published_config, save_drafter
 from ddbench.models.drafter import Drafter
 from ddbench.models.shapes import DRAFTERS, TARGETS, DrafterShape
 from ddbench.models.weights import Models, load_models, pair_shapes, random_models, save_pair
@@ -324,10 +325,36 @@ def test_a_drafter_saved_here_is_read_here(pair, target, tmp_path):
     assert_same(models.drafter, pair.drafter)
 
 
-def test_every_named_drafter_survives_being_saved(tmp_path):
-    from ddbench.models.checkpoints.drafter_config import read_drafter
-    from ddbench.models.checkpoints.drafter_store import published_config
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_context": 64}
+ROPES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "partial": {"rotary_dim": 8},
+    "llama3": {"llama3": LLAMA3},
+    "yarn": {"yarn": {"factor": 4.0, "original_context": 128, "mscale": 1.0, "mscale_all_dim": 0.0}},
+    "yarn, mild": {"yarn": {"factor": 4.0, "original_context": 128, "mscale": 0.5, "mscale_all_dim": 0.0}},
+}
 
+
+@pytest.mark.parametrize("changes", ROPES.values(), ids=ROPES)
+def test_every_rotary_embedding_survives_being_saved(tmp_path, changes):
+    """The temperature of YaRN too, which the file gives as a factor of cos and sin."""
+    given = DRAFTERS[NAME].model_dump()
+    shape = DrafterShape(**{**given, "name": tmp_path.name, "rope": {**given["rope"], **changes}})
+    (tmp_path / "config.json").write_text(json.dumps(published_config(shape, TARGETS[NAME])))
+    read = read_drafter(tmp_path, TARGETS[NAME])
+    if shape.rope.yarn is not None and read.rope.yarn is not None:
+        assert read.rope.yarn.mscale == pytest.approx(shape.rope.yarn.mscale)
+        yarn = read.rope.yarn.model_copy(update={"mscale": shape.rope.yarn.mscale})
+        read = read.model_copy(update={"rope": read.rope.model_copy(update={"yarn": yarn})})
+    assert read == shape
+
+
+def test_a_temperature_that_the_format_cannot_say_is_refused(complaint):
+    shape = DRAFTERS["kimi-k2.6"]
+    assert "mscale_all_dim 1.0 cannot be said" in complaint(lambda: published_config(shape, TARGETS["kimi-k2.6"]))
+
+
+def test_every_named_drafter_survives_being_saved(tmp_path):
     for name, shape in DRAFTERS.items():
         if shape.rope.yarn is not None:
             continue
