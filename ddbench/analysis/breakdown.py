@@ -2,6 +2,10 @@
 
 The attributed pass is slower than the clean one. Its shares are what it is for; speed is read from the clean pass, and
 `tax` says how far the two are apart. `roofline.py` sets the work of a stage against its time.
+
+Where graphs are replayed the clean pass launches a round before it has read the one before; to time stages the
+attributed pass has to wait for each. That wait is no part of a round: the host gap is then the clean pass's own, what
+lies between its graphs on the device.
 """
 
 from __future__ import annotations
@@ -18,10 +22,15 @@ from ddbench.analysis.values import missing
 from ddbench.engine.stages import ROUND_STAGES
 from ddbench.records import NotMeasured
 
+_MOST_IDLE = 0.999  # graphs that did nothing all the time still ran
+
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Milliseconds per round of the whole batch, means over all rounds of the attributed pass."""
+    """Milliseconds per round of the whole batch, means over all rounds of the attributed pass.
+
+    Under graphs `round_ms` is the stages and the clean pass's gap.
+    """
 
     stage_ms: Mapping[str, float]  # stages that ran, in the order of a round
     round_ms: float
@@ -53,18 +62,28 @@ def breakdown(setting: Setting) -> Breakdown | NotMeasured:
     inside, outside = _totals(stages, is_inside), _totals(stages, ~is_inside)
     num_requests = sum(result.case.workload.num_requests for result in setting.results)
     clocks = stages.categories("clock")[np.unique(stages.codes("clock"))]
+    stage_ms: dict[str, float] = {
+        stage.value: inside[stage.value] / len(steps) / MILLISECOND for stage in ROUND_STAGES if stage.value in inside
+    }
+    idle = idle_between_graphs(setting)
     return Breakdown(
-        stage_ms={
-            stage.value: inside[stage.value] / len(steps) / MILLISECOND
-            for stage in ROUND_STAGES
-            if stage.value in inside
-        },
-        round_ms=round_ms,
+        stage_ms=stage_ms,
+        round_ms=round_ms if isinstance(idle, NotMeasured) else sum(stage_ms.values()) / (1 - idle),
         num_rounds=len(steps),
         clock=" and ".join(sorted(clocks)),
         tax=_tax(setting),
         outside_ms={stage: total / num_requests / MILLISECOND for stage, total in outside.items()},
     )
+
+
+def idle_between_graphs(setting: Setting) -> float | NotMeasured:
+    """Where graphs were replayed: the share (0..1) of the clean rounds' time in which none of them was running."""
+    clean = [one for result in setting.results for one in result.passes if one.pass_name == "clean"]
+    replayed = [one.replayed_ns for one in clean if isinstance(one.replayed_ns, int)]
+    rounds_ns = float((setting.steps["end_ns"] - setting.steps["start_ns"]).sum())
+    if not replayed or len(replayed) < len(clean) or rounds_ns <= 0:
+        return missing("the rounds were not replayed as graphs")
+    return min(max(0.0, 1 - sum(replayed) / rounds_ns), _MOST_IDLE)
 
 
 def _totals(stages: Columns, is_meant: np.ndarray) -> dict[str, float]:

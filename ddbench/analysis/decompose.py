@@ -7,7 +7,8 @@ After contests. Of two settings, `speedup = tau ratio / round cost ratio x waiti
 The round cost ratio splits further: `ratio - 1` is the sum over stages and the host gap of (time in the setting - time
 in the base) / round cost of the base. Stage times exist in the attributed pass only, which is slower than the clean
 one. So shares of a round are taken from the attributed pass and laid on the round cost of the clean one: that assumes
-that attributing slows every stage by the same factor. `Contribution.attributed` is the same without that step.
+that attributing slows every stage by the same factor. `Contribution.attributed` is the same without that step. Under
+graphs the host gap is the clean pass's (`breakdown.py`).
 
 Rounds are weighted by the requests that they serve, as in the round cost. Letters: R resamples, N rounds, K parts.
 """
@@ -21,6 +22,7 @@ from functools import cached_property
 import numpy as np
 
 from ddbench.analysis import series, stats
+from ddbench.analysis.breakdown import idle_between_graphs
 from ddbench.analysis.columns import Columns
 from ddbench.analysis.contests import Contest
 from ddbench.analysis.series import Layout
@@ -128,6 +130,9 @@ def shares_of(setting: Setting) -> Shares | NotMeasured:
     whole = rounds.milliseconds
     if whole.sum() <= 0:
         return missing("the rounds of the attributed pass took no time: the clock is broken")
+    idle = idle_between_graphs(setting)
+    if not isinstance(idle, NotMeasured) and stages.sum() > 0:
+        whole = stages.sum(axis=1) / (1 - idle)
     times = np.column_stack([stages, whole - stages.sum(axis=1), whole]) * rounds.batch_sizes[:, None]
     names = tuple(part for part in PARTS if part in ran or part == HOST_GAP)
     return Shares(setting, times, float(rounds.batch_sizes.sum()), rounds.layout, names)

@@ -54,6 +54,7 @@ class HandCase:
     identity_paths: tuple[bool, ...] = ()
     stages: tuple[StageSample, ...] = ()
     attributed_ms: tuple[int, ...] = ()  # rounds of the attributed pass
+    replayed_ms: float | None = None  # in the clean pass: the rounds were graphs
     fields: dict[str, Any] = field(default_factory=dict)  # replaces fields of the result
 
     def tables(self) -> CaseTables:
@@ -94,6 +95,8 @@ class HandCase:
     def result(self, case_id: str) -> OkResult:
         emitted = sum(request.num_tokens for request in self.requests)
         passes = [_pass("clean", self.wall_ms, emitted)]
+        if self.replayed_ms is not None:
+            passes[0] = passes[0].model_copy(update={"replayed_ns": round(self.replayed_ms * MS)})
         if self.attributed_ms:
             passes.append(_pass("attributed", round(1.25 * self.wall_ms), 0))
         values: dict[str, Any] = {

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from ddbench import units
 from ddbench.analysis import contests
+from ddbench.analysis.breakdown import idle_between_graphs
 from ddbench.analysis.contests import Contest
 from ddbench.analysis.counters import agreed_counters
 from ddbench.analysis.decompose import HOST_GAP, PARTS, Shares
@@ -204,12 +205,10 @@ def _bounds(basis: Basis, setting: Setting) -> list[Number]:
 
 def _idle(setting: Setting) -> list[Number]:
     """Where graphs ran: the share of the rounds' time, clean, in which none of them was running."""
-    clean = [one for result in setting.results for one in result.passes if one.pass_name == "clean"]
-    replayed = [one.replayed_ns for one in clean if isinstance(one.replayed_ns, int)]
-    rounds_ns = float((setting.steps["end_ns"] - setting.steps["start_ns"]).sum())
-    if not replayed or len(replayed) < len(clean) or rounds_ns <= 0:
+    idle = idle_between_graphs(setting)
+    if isinstance(idle, NotMeasured):
         return []
-    value = computed(max(0.0, 1 - sum(replayed) / rounds_ns), "share", "clean passes, events around the graphs")
+    value = computed(idle, "share", "clean passes, events around the graphs")
     return [Number("GPU idle between graphs: share of a round", value, named(setting))]
 
 
