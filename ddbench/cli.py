@@ -120,7 +120,7 @@ def sweep_command(
       ddbench sweep smoke --device cpu
       ddbench sweep tree_budget --concurrency 1,4,16 --set node_budget=16,64
       ddbench sweep my_question.toml --arms ar,chain,ddtree --blocks 6
-      ddbench sweep gpu --capture stages,nsys,ncu
+      ddbench sweep --capture stages,nsys,ncu
       ddbench sweep --resume runs/20250101T120000Z-default-1a2b3c4d
       ddbench sweep --blocks 10 --against ../ddbench-before
     """

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -29,25 +27,29 @@ class Record(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    ADDED: ClassVar[tuple[str, ...]] = ()  # fields younger than baselines that are kept, see `digest`
+    ADDED: ClassVar[tuple[str, ...]] = ()  # fields younger than kept baselines and other checkouts, see `digest`
 
     def digest(self) -> str:
         """A short stable content address of the values.
 
         An added field counts once it is not at its default, so that what it was before it knew the field stays itself.
         """
-        text = json.dumps(_addressed(self), sort_keys=True, separators=(",", ":"))
+        text = json.dumps(without_unset_additions(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _addressed(record: Record) -> dict[str, Any]:
+def without_unset_additions(record: Record) -> dict[str, Any]:
+    """The values as JSON holds them, less added fields at their defaults: what code that is older than those can read.
+
+    Code that knows them fills them in again.
+    """
     values = record.model_dump(mode="json")
     for name, field in type(record).model_fields.items():
         value = getattr(record, name)
         if name in record.ADDED and value == field.default:
             del values[name]
         elif isinstance(value, Record):
-            values[name] = _addressed(value)
+            values[name] = without_unset_additions(value)
     return values
 
 
@@ -222,6 +224,7 @@ class ExperimentSpec(Record):
     question: str = Field(min_length=1)
     arms: tuple[str, ...] = Field(default=tuple(ARMS), min_length=1)
     engine: EngineSpec = EngineSpec()
+    on_gpu: dict[str, Any] = Field(default={}, description="fields of `engine` that take other values on a GPU")
     workload: WorkloadSpec = WorkloadSpec()
     capture: CaptureSpec = CaptureSpec()
     axes: tuple[Axis, ...] = ()
@@ -234,6 +237,10 @@ class ExperimentSpec(Record):
     def _known_arms(self) -> Self:
         for arm in (*self.arms, self.ablate_arm):
             known_arm(arm)
+        try:
+            EngineSpec.model_validate(self.on_gpu, strict=True)
+        except ValidationError as error:
+            raise ValueError(f"[on_gpu] {first_message(error)}") from error
         return self
 
 
@@ -248,16 +255,16 @@ def _text(value: Any) -> str:
     return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-_AXIS_MODELS: dict[str, type[Record]] = {"engine": EngineSpec, "workload": WorkloadSpec, "capture": CaptureSpec}
+AXIS_MODELS: dict[str, type[Record]] = {"engine": EngineSpec, "workload": WorkloadSpec, "capture": CaptureSpec}
 
 
 def axis_names() -> tuple[str, ...]:
     """Every field that may be an axis."""
-    return tuple(name for model in _AXIS_MODELS.values() for name in model.model_fields)
+    return tuple(name for model in AXIS_MODELS.values() for name in model.model_fields)
 
 
 def _axis_owner(name: str) -> Literal["engine", "workload", "capture"]:
-    for owner, model in _AXIS_MODELS.items():
+    for owner, model in AXIS_MODELS.items():
         if name in model.model_fields:
             return owner  # type: ignore[return-value]
     raise UserError(f"unknown axis {shown(name)}: {did_you_mean(name, axis_names())}")
@@ -271,12 +278,12 @@ def parse_axis(name: str, text: str) -> Axis:
 
 def make_axis(name: str, values: tuple[Any, ...], *, is_strict: bool = True) -> Axis:
     """An axis whose values have the type of the field it sets; strictly, text does not pass for a number."""
-    model = _AXIS_MODELS[_axis_owner(name)]
+    model = AXIS_MODELS[_axis_owner(name)]
     if not values:
         raise UserError(f"axis '{name}' has no values: expected at least one")
     checked = []
     for value in values:
-        given = (value,) if _is_list(name) and isinstance(value, str) else _with_tuples(value)
+        given = (value,) if _is_list(name) and isinstance(value, str) else with_tuples(value)
         try:
             checked.append(getattr(model.model_validate({name: given}, strict=is_strict), name))
         except ValidationError as error:
@@ -285,14 +292,14 @@ def make_axis(name: str, values: tuple[Any, ...], *, is_strict: bool = True) -> 
 
 
 def _is_list(name: str) -> bool:
-    return isinstance(_AXIS_MODELS[_axis_owner(name)].model_fields[name].default, tuple)
+    return isinstance(AXIS_MODELS[_axis_owner(name)].model_fields[name].default, tuple)
 
 
-def _with_tuples(value: Any) -> Any:
+def with_tuples(value: Any) -> Any:
     """TOML's lists as the tuples that records hold."""
     if isinstance(value, list):
-        return tuple(_with_tuples(item) for item in value)
-    return {key: _with_tuples(item) for key, item in value.items()} if isinstance(value, dict) else value
+        return tuple(with_tuples(item) for item in value)
+    return {key: with_tuples(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def first_message(error: ValidationError) -> str:
@@ -333,58 +340,6 @@ def complaint(error: ValidationError) -> str:
         words = message.replace("Input should be", "expected").replace("String should have", "expected")
         expected = words.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
     return f"{expected}, got {shown(first['input'])}"
-
-
-def _reject_unknown(table: Any, known: tuple[str, ...], where: str) -> None:
-    if not isinstance(table, dict):
-        raise UserError(f"{where}: expected a table of key = value, got {shown(table)}")
-    for key in table:
-        if key not in known:
-            raise UserError(f"{where}: unknown key {shown(key)}: {did_you_mean(key, known)}")
-
-
-def load_experiment(path: Path) -> ExperimentSpec:
-    """Read a TOML experiment. Every fault is one line naming the file, the key and what is expected."""
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError as error:
-        hint = did_you_mean(path.name, (other.name for other in path.parent.glob("*.toml")))
-        raise UserError(f"{path}: there is no such file; TOML files in its folder: {hint}") from error
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); expected a TOML file") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text; expected a TOML file") from error
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path}: not valid TOML: {error}") from error
-    return experiment_from_mapping(data, name=path.stem, where=str(path))
-
-
-def experiment_from_mapping(data: dict[str, Any], name: str, where: str) -> ExperimentSpec:
-    """Turn a TOML document (`[engine]`, `[workload]`, `[capture]`, `[axes]`, `[ablate]`) into a spec."""
-    _reject_unknown(data, (*ExperimentSpec.model_fields,), where)
-    for owner, model in _AXIS_MODELS.items():
-        _reject_unknown(data.get(owner, {}), tuple(model.model_fields), f"{where} [{owner}]")
-    fields: dict[str, Any] = {"name": name, **_with_tuples(data)}
-    for key in ("axes", "ablate"):
-        try:
-            fields[key] = _axes_of(data.get(key, {}))
-        except UserError as error:
-            raise UserError(f"{where} [{key}]: {error}") from error
-    for axis in fields["axes"]:
-        if axis.name in data.get(axis.owner, {}):
-            raise UserError(f"{where}: '{axis.name}' is fixed in [{axis.owner}] and varied in [axes]: keep one of them")
-    try:
-        return ExperimentSpec.model_validate(fields, strict=True)
-    except ValidationError as error:
-        raise UserError(f"{where}: {first_message(error)}") from error
-
-
-def _axes_of(table: Any) -> tuple[Axis, ...]:
-    if not isinstance(table, dict):
-        raise UserError(f"expected a table of axis = [values], got {shown(table)}")
-    return tuple(
-        make_axis(axis, tuple(values) if isinstance(values, list) else (values,)) for axis, values in table.items()
-    )
 
 
 def from_json(model: type[RecordT], text: str, where: str) -> RecordT:

@@ -92,7 +92,14 @@ class Layer:
     others: tuple[str, ...] | None = None
 
 
-BASE = ("ddbench.captured", "ddbench.errors", "ddbench.records", "ddbench.spec", "ddbench.units")
+BASE = (
+    "ddbench.captured",
+    "ddbench.errors",
+    "ddbench.experiment_file",
+    "ddbench.records",
+    "ddbench.spec",
+    "ddbench.units",
+)
 PARTS = tuple(f"ddbench.engine.{name}" for name in PART_FIELDS)
 STAGES = "ddbench.engine.stages"  # plain names, no torch
 # What parts share: the engine's records and protocols, never the round, the scheduler or each other.

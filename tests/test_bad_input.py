@@ -79,7 +79,7 @@ def test_words_that_no_command_knows(line: str, expected: str) -> None:
     [
         (
             "defualt",
-            "unknown experiment 'defualt': did you mean 'default'? (known: default, gate, gpu, k26_rank, smoke,",
+            "unknown experiment 'defualt': did you mean 'default'? (known: captures, default,",
         ),
         ("smoke.toml", "smoke.toml: there is no such file: did you mean the experiment 'smoke'?"),
         ("smoke --target tiny", "target 'tiny' is neither a known name nor a folder: did you mean 'tiny-gqa'?"),

@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from ddbench.errors import SchemaError, UserError
+from ddbench.experiment_file import experiment_from_mapping, load_experiment
 from ddbench.spec import (
     ARMS,
     CaptureSpec,
@@ -17,9 +18,7 @@ from ddbench.spec import (
     EngineSpec,
     Record,
     WorkloadSpec,
-    experiment_from_mapping,
     from_json,
-    load_experiment,
     make_axis,
     parse_axis,
 )

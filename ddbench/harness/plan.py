@@ -93,7 +93,8 @@ def with_overrides(
     """The experiment with what a command line says put in place.
 
     An axis replaces one of the same name or is added; so does a fixed engine field. Arms that leave out the ablated one
-    leave out its variants too. On a GPU `kernels` are 'triton' where nothing else was said.
+    leave out its variants too. On a GPU the experiment's `on_gpu` counts and `kernels` are 'triton', where the command
+    line says nothing else.
     """
     new = {axis.name for axis in axes}
     fixed = {name for name, value in (engine or {}).items() if value is not None and name != "device"}
@@ -105,19 +106,20 @@ def with_overrides(
         "arms": chosen,
         "ablate": experiment.ablate if not arms or experiment.ablate_arm in chosen else (),
         "axes": (*kept, *axes),
-        "engine": _with_kernels(
-            _changed(experiment.engine, {k: v for k, v in (engine or {}).items() if v is not None})
-        ),
+        "engine": _engine(experiment, {name: value for name, value in (engine or {}).items() if value is not None}),
         "num_blocks": num_blocks if num_blocks is not None else experiment.num_blocks,
         "seed": seed if seed is not None else experiment.seed,
     }
     return _changed(experiment, changes)
 
 
-def _with_kernels(engine: EngineSpec) -> EngineSpec:
-    """The device's own kernels, unless a set was named; an axis or an ablation over them changes this base."""
-    is_open = engine.device == "cuda" and "kernels" not in engine.model_fields_set
-    return _changed(engine, {"kernels": "triton"}) if is_open else engine
+def _engine(experiment: ExperimentSpec, changes: Mapping[str, Any]) -> EngineSpec:
+    """The engine on its device; an axis or an ablation changes this base."""
+    engine = _changed(experiment.engine, changes)
+    if engine.device != "cuda":
+        return engine
+    usual = {} if "kernels" in engine.model_fields_set else {"kernels": "triton"}
+    return _changed(engine, usual | {k: v for k, v in experiment.on_gpu.items() if k not in changes})
 
 
 def make_plan(experiment: ExperimentSpec, can: Capabilities) -> Plan:

@@ -20,6 +20,7 @@ from rich.console import Console
 import ddbench
 from ddbench.captured import Capture
 from ddbench.errors import DdbenchError, SchemaError, UserError, did_you_mean, shown
+from ddbench.experiment_file import load_experiment
 from ddbench.harness.bracket import CEILINGS, around
 from ddbench.harness.environment import environment_of
 from ddbench.harness.interrupt import resumable
@@ -30,7 +31,7 @@ from ddbench.harness.progress import SweepDisplay, escaped
 from ddbench.harness.run import WORKER, Job, run_case
 from ddbench.harness.store import RunFolder, case_id, create_run, open_run, run_id
 from ddbench.records import CaseResult, Environment, Manifest, OkResult
-from ddbench.spec import Case, EngineSpec, ExperimentSpec, load_experiment
+from ddbench.spec import Case, EngineSpec, ExperimentSpec
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddbench.errors import UserError
+from ddbench.experiment_file import experiment_from_mapping
 from ddbench.harness.plan import Capabilities, engine_capabilities, make_plan, reference_key, with_overrides
 from ddbench.harness.sweep import experiment_files, find_experiment
 from ddbench.spec import ARMS, Axis, Case, ExperimentSpec, make_axis
@@ -214,16 +215,15 @@ def test_a_variant_that_no_part_names_is_told_from_its_arm_by_its_label(
 
 
 def test_on_a_cpu_what_needs_a_gpu_is_skipped_and_on_a_gpu_nothing_is() -> None:
-    for name in ("default", "gpu"):
-        found = find_experiment(name)
-        on_gpu = make_plan(with_overrides(found, engine={"device": "cuda"}), engine_capabilities())
-        assert on_gpu.skipped == ()
-        on_cpu = make_plan(with_overrides(found, engine={"device": "cpu"}), engine_capabilities())
-        assert len(on_cpu.cases) + len(on_cpu.skipped) == len(on_gpu.cases)
-        assert all(one.reason.endswith("needs a CUDA device") for one in on_cpu.skipped)
-        assert {word for one in on_cpu.skipped for word in one.label.split()} >= {
-            "attention=tree_triton", "executor=stage_graphs", "executor=round_graph",
-        }  # fmt: skip
+    found = find_experiment("default")
+    on_gpu = make_plan(with_overrides(found, engine={"device": "cuda"}), engine_capabilities())
+    assert on_gpu.skipped == ()
+    on_cpu = make_plan(with_overrides(found, engine={"device": "cpu"}), engine_capabilities())
+    assert len(on_cpu.cases) + len(on_cpu.skipped) == len(on_gpu.cases)
+    assert all(one.reason.endswith("needs a CUDA device") for one in on_cpu.skipped)
+    assert {word for one in on_cpu.skipped for word in one.label.split()} >= {
+        "attention=tree_triton", "executor=stage_graphs", "executor=round_graph",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(experiment_files()))
@@ -240,3 +240,22 @@ def test_the_default_experiment_ablates_every_part_that_ddtree_leaves_open() -> 
     assert set(ARMS) <= {case.arm for case in plan.cases}
     changed = {word.split("=")[0] for s in (*plan.cases, *plan.skipped) for word in s.label.split() if "=" in word}
     assert {"materialize", "tree_build", "attention", "sampling", "executor"} <= changed
+
+
+def test_what_an_experiment_says_of_a_gpu_counts_there_alone(can: Capabilities, experiment: ExperimentSpec) -> None:
+    """And gives way to a word of the command line, fixed or as an axis."""
+    told = experiment.model_copy(update={"on_gpu": {"executor": "round_graph", "dtype": "bfloat16"}})
+    assert with_overrides(told, engine={"device": "cpu"}).engine == told.engine.model_copy(update={"device": "cpu"})
+    engine = with_overrides(told, engine={"device": "cuda"}).engine
+    assert (engine.executor, engine.dtype, engine.kernels) == ("round_graph", "bfloat16", "triton")
+    engine = with_overrides(told, engine={"device": "cuda", "dtype": "float32"}).engine
+    assert (engine.executor, engine.dtype) == ("round_graph", "float32")
+    wide = with_overrides(told, engine={"device": "cpu"}, axes=axes(executor=("eager",)))
+    assert {case.engine.executor for case in make_plan(wide, can).cases} == {"eager"}
+
+
+def test_what_an_experiment_says_of_a_gpu_is_checked_as_it_is_read() -> None:
+    for fields, fault in (({"exekutor": "eager"}, "unknown key"), ({"node_budget": "many"}, "expected an integer")):
+        data = {"question": "?", "on_gpu": fields}
+        with pytest.raises(UserError, match=fault):
+            experiment_from_mapping(data, name="x", where="x.toml")
