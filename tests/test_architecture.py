@@ -105,6 +105,7 @@ STAGES = "ddbench.engine.stages"  # plain names, no torch
 # What parts share: the engine's records and protocols, never the round, the scheduler or each other.
 PART_IMPORTS = (
     *(f"ddbench.engine.{name}" for name in ("types", "stages", "batch", "kv_cache", "probe", "launch")),
+    *(f"ddbench.engine.{name}" for name in ("oracle", "profiles")),  # what drafts of an oracle are made of
     *("ddbench.kernels", "ddbench.models.inputs", "ddbench.models.attention", "ddbench.spec", "ddbench.errors"),
 )
 RECORDING_IMPORTS = tuple(f"ddbench.engine.{name}" for name in ("batch", "launch", "probe", "stages"))
@@ -118,18 +119,23 @@ OPBENCH_REPORT = (
     "ddbench.analysis.roofline",
     *(f"ddbench.report.{name}" for name in ("console", "document", "markdown")),
 )
-TIMELINE = tuple(f"ddbench.report.{name}" for name in ("build", "console", "document", "html", "plots"))
+TIMELINE = tuple(f"ddbench.report.{name}" for name in ("build", "console", "document", "html", "plots", "profiled"))
 
 LAYERS = (
     Layer(("ddbench.kernels",), ("ddbench.kernels",), ("torch", "triton")),
     Layer(("ddbench.reference",), ("ddbench.reference",), ("torch", "numpy")),
-    Layer(BASE, BASE, ("pydantic",)),
+    Layer(BASE, BASE, ("pydantic", "platformdirs")),
     Layer(("ddbench.ops", "ddbench.testing"), ("ddbench.testing", "ddbench.kernels", "ddbench.reference", *BASE)),
     Layer(("ddbench.models",), MODELS),
     Layer(
-        ("ddbench.train.evaluate",),  # a command's body: runs the engine as the harness does
+        ("ddbench.train.evaluate", "ddbench.train.profile"),  # commands' bodies: run the engine as the harness does
         ("ddbench.train", "ddbench.harness", "ddbench.engine", "ddbench.analysis.acceptance", *MODELS),
     ),
+    Layer(
+        ("ddbench.train.evaluate_sets",),
+        ("ddbench.train", "ddbench.harness", "ddbench.engine", "ddbench.workloads", *MODELS),
+    ),
+    Layer(("ddbench.train.chat",), ("ddbench.train", "ddbench.workloads", *MODELS)),  # prompts as an evaluation asks
     Layer(("ddbench.train",), ("ddbench.train", *MODELS)),
     Layer(("ddbench.engine.executor",), ("ddbench.engine.recording", *PART_IMPORTS)),
     Layer(PARTS, PART_IMPORTS),
@@ -168,7 +174,10 @@ LAYERS = (
     Layer(("ddbench.modelstore",), ("ddbench.modelstore", "ddbench.commands", *MODELS)),  # a command's body
     Layer(
         ("ddbench.scrub",),  # reads and writes run folders; no torch
-        ("ddbench.scrub", "ddbench.commands", "ddbench.harness.environment", "ddbench.harness.store", *BASE),
+        (
+            *("ddbench.scrub", "ddbench.commands", "ddbench.harness.environment", "ddbench.harness.store"),
+            *("ddbench.analysis.captures", "ddbench.analysis.tables", *BASE),
+        ),
         ("click", "pyarrow", "pydantic", "rich"),
     ),
     Layer(  # NVIDIA's reader of ncu's reports is optional

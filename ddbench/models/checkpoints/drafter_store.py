@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +18,35 @@ from ddbench.errors import CheckpointError
 from ddbench.kernels.rope import yarn_mscale
 from ddbench.models.checkpoints.drafter_config import ARCHITECTURE
 from ddbench.models.checkpoints.files import CONFIG, WEIGHTS
+from ddbench.models.checkpoints.int8_rows import SCALE, quantize_rows
 from ddbench.models.checkpoints.pieces import drafter_pieces
 from ddbench.models.drafter import Drafter
 from ddbench.models.shape_kinds import DrafterShape, RopeShape, TargetShape
 
 
-def save_drafter(folder: Path, drafter: Drafter, target: TargetShape) -> None:
-    """Write a drafter of `target`, floats as bf16; the folder's other files stay."""
+def save_drafter(folder: Path, drafter: Drafter, target: TargetShape, *, int8: bool = False) -> None:
+    """Write a drafter of `target`, floats as bf16, or its matrices as `int8_rows`; the folder's other files stay."""
     folder.mkdir(parents=True, exist_ok=True)
     ours = drafter.state_dict()
     tensors = {
-        piece.source: piece.of(ours[piece.place]).to(torch.bfloat16).contiguous().cpu()
+        piece.source: piece.of(ours[piece.place]).contiguous().cpu()
         for piece in drafter_pieces(drafter.shape)
         if piece.place is not None
     }
+    tensors = _in_int8(tensors) if int8 else {name: one.to(torch.bfloat16) for name, one in tensors.items()}
     partial = folder / f"{WEIGHTS}.partial"
     safetensors.torch.save_file(tensors, partial, {"format": "pt"})
     os.replace(partial, folder / WEIGHTS)
     text = json.dumps(published_config(drafter.shape, target), indent=1) + "\n"
     (folder / CONFIG).write_text(text, encoding="utf-8")
+
+
+def _in_int8(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    stored = {name: one.to(torch.bfloat16) for name, one in tensors.items() if one.ndim != 2}
+    for name, one in tensors.items():
+        if one.ndim == 2:
+            stored[name], stored[name + SCALE] = quantize_rows(one)
+    return stored
 
 
 def published_config(shape: DrafterShape, target: TargetShape) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddbench import wheels
 from ddbench.errors import UserError
 
 SOURCE = "source.json"  # in a converted folder: where it came from
@@ -54,9 +55,7 @@ FETCHABLE: dict[str, Fetchable] = {
 
 def cache_folder() -> Path:
     """Where converted models lie: the user's cache, below `ddbench/models`."""
-    import platformdirs  # needed for models that were fetched only
-
-    return Path(platformdirs.user_cache_path("ddbench", appauthor=False)) / "models"
+    return wheels.cache_folder("models")
 
 
 def fetched_folder(name: str) -> Path | None:

@@ -13,6 +13,7 @@ from ddbench.errors import CheckpointError
 from ddbench.models.checkpoints.digests import files_digest
 from ddbench.models.checkpoints.drafter_config import is_drafter, read_drafter
 from ddbench.models.checkpoints.files import CONFIG, INDEX, Stored, read_headers, read_json, weight_files
+from ddbench.models.checkpoints.int8_rows import without_scales
 from ddbench.models.checkpoints.pieces import Piece, drafter_pieces, is_extra, is_table, target_pieces
 from ddbench.models.checkpoints.stream import fill, match
 from ddbench.models.checkpoints.target_config import PublishedTarget, read_target
@@ -77,6 +78,7 @@ def drafter_layout(folder: Path, shape: DrafterShape) -> Layout:
         if plain in stored:
             raise CheckpointError(f"{one.file}: tensors '{names[plain]}' and '{name}' are both '{plain}'")
         stored[plain], names[plain] = one, name
+    stored = without_scales(folder, stored)
     _check_fc(folder, shape, stored)
     return _layout(match(folder, stored, drafter_pieces(shape), is_table), names, stored)
 

