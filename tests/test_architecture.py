@@ -99,6 +99,7 @@ BASE = (
     "ddbench.records",
     "ddbench.spec",
     "ddbench.units",
+    "ddbench.wheels",
 )
 PARTS = tuple(f"ddbench.engine.{name}" for name in PART_FIELDS)
 STAGES = "ddbench.engine.stages"  # plain names, no torch
