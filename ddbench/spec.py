@@ -19,6 +19,9 @@ RecordT = TypeVar("RecordT", bound="Record")
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
+ORACLE_PROFILES = ("nano-k2", "nano-k2-code", "nano-k2-docs", "nano-k2-prose", "nano-k2-blocks")
+PROFILE_SUFFIX = ".safetensors"  # of a recorded one
+
 UNUSED = "none"  # the value of a part that takes no part in an arm (no drafter: nothing to materialize)
 
 
@@ -82,10 +85,11 @@ class EngineSpec(Record):
     oracle_quality: tuple[Share, ...] = Field(
         default=(), description="oracle draft only: per position, how often its first choice is right: 0.9+0.8+0.7"
     )
-    oracle_profile: Literal["nano-k2", "nano-k2-code", "nano-k2-docs", "nano-k2-prose"] = Field(
+    oracle_profile: str = Field(
         default="nano-k2",
-        description="oracle draft without oracle_quality: the recorded acceptance that it replays; nano-k2-code, -docs "
-        "and -prose are those of one kind of prompts",
+        description="oracle draft without oracle_quality: the recorded acceptance that it replays. nano-k2-blocks or a "
+        "file of `ddbench train profile`: rank by rank, as the pair drafted; nano-k2, and of one kind of prompts "
+        "nano-k2-code, -docs and -prose: how often first choices were right",
     )
     experts: Literal["packed", "dequantized"] = Field(
         default="dequantized", description="INT4 experts: unpacked at every use (packed) or once at load (dequantized)"
@@ -97,6 +101,14 @@ class EngineSpec(Record):
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="cpu or cuda; set by --device")
     num_threads: int | None = Field(default=None, ge=1, le=1024, description="CPU threads; without: torch's default")
     seed: Seed = Field(default=0, description="of random weights and of sampling")
+
+    @field_validator("oracle_profile")
+    @classmethod
+    def _named_or_a_file(cls, profile: str) -> str:
+        if profile not in ORACLE_PROFILES and not profile.endswith(PROFILE_SUFFIX):
+            known = did_you_mean(profile, ORACLE_PROFILES)
+            raise ValueError(f"unknown profile {shown(profile)}: {known}; or the path of a {PROFILE_SUFFIX} file")
+        return profile
 
 
 PART_FIELDS: tuple[str, ...] = (

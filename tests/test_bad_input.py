@@ -107,7 +107,12 @@ def test_words_that_no_command_knows(line: str, expected: str) -> None:
         ("smoke --set ignore_stop=maybe", "expected true or false, got 'maybe'"),
         ("smoke --set mode=ncu", "expected 'none' or 'stages', got 'ncu'"),
         ("smoke --set oracle_quality=0.5+5", "axis 'oracle_quality': expected at most 1, got '5'"),
-        ("smoke --set oracle_profile=kimi", "expected 'nano-k2', 'nano-k2-code', 'nano-k2-docs' or 'nano-k2-prose'"),
+        (
+            "smoke --set oracle_profile=kimi",
+            "unknown profile 'kimi': known: nano-k2, nano-k2-blocks, nano-k2-code, nano-k2-docs, nano-k2-prose; or the "
+            "path of a .safetensors file",
+        ),
+        ("smoke --set oracle_profile=nano-k2-block", "unknown profile 'nano-k2-block': did you mean 'nano-k2-blocks'?"),
         ("smoke --set seed=-1", "axis 'seed': expected at least 0, got '-1'"),
         ("smoke --set num_threads=0", "expected at least 1, got '0'"),
         ("smoke --set num_requests=10001", "axis 'num_requests': expected at most 10000, got '10001'"),
@@ -130,6 +135,10 @@ def test_values_that_no_plan_can_hold(line: str, expected: str) -> None:
         (
             "smoke --set draft=oracle --set oracle_quality=0.5",
             "oracle_quality: expected 4 values in 0..1, one per drafted position, got 1",
+        ),
+        (
+            "smoke --set draft=oracle --set oracle_profile=gone.safetensors",
+            "oracle_profile gone.safetensors: there is no such file; expected a file that `ddbench train profile`",
         ),
         ("smoke --set oracle_profile=nano-k2-docs", "no case of the plan reads it; it takes draft 'oracle' without"),
         ("default --set prompt_tokens=8", "prompt_tokens is for random prompts, prompts is 'held-out'"),

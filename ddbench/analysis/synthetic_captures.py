@@ -224,9 +224,10 @@ def _graph_round(timeline: _Timeline, step: int, start: int, length: int, stages
                 timeline.op("kernel", f"{stage}_kernel_{place}", stage, step, now, end, launch, is_replayed=True)
             now = end + NODE_GAP_NS
     asked = now + 5_000
-    timeline.call("copy", "cudaMemcpyAsync", "", step, asked, 1_500)
+    commit = Stage.COMMIT.value  # the copy of the round's report
+    timeline.call("copy", "cudaMemcpyAsync", commit, step, asked, 1_500)
     more = {"num_bytes": 64, "direction": "device to host"}
-    timeline.op("copy", "copy device to host", "", step, asked + 1_800, asked + 2_800, asked, **more)
+    timeline.op("copy", "copy device to host", commit, step, asked + 1_800, asked + 2_800, asked, **more)
     timeline.call("sync", "cudaEventSynchronize", "", step, asked + 2_000, SYNC_NS)
 
 

@@ -255,10 +255,11 @@ class Engine:
     def _admit(self, batch: Batch, row: int, scheduler: Scheduler, probe: Probe) -> bool:
         """Fill `row` with the next request that its prefill does not finish already; False when nobody waits."""
         while (request := scheduler.next()) is not None:
-            running = self.prefill(batch, row, request, probe)
-            if running.finish_reason is None:
-                batch.admit(row, running)
-                return True
+            with probe.recording(Stage.PREFILL):  # the small copies before and after it, too
+                running = self.prefill(batch, row, request, probe)
+                if running.finish_reason is None:
+                    batch.admit(row, running)
+                    return True
             _finish(running, scheduler, probe)
         return False
 

@@ -18,6 +18,7 @@ from ddbench.engine.batch import Batch, context_bounds
 from ddbench.engine.launch import EagerLaunch, Launch
 from ddbench.engine.probe import Probe
 from ddbench.engine.recording import Recording, record
+from ddbench.engine.stages import Stage
 from ddbench.engine.types import CaseFacts, Part, Setting
 
 Round = Callable[[Batch, Launch], torch.Tensor]
@@ -38,9 +39,12 @@ class DeviceReport(NamedTuple):
     """A report that is fetched when it is asked for."""
 
     report: torch.Tensor
+    probe: Probe
 
     def rows(self) -> list[list[float]]:
-        return self.report.tolist()
+        """The copy is part of the commit; its time is not, as the host waits for the whole round meanwhile."""
+        with self.probe.recording(Stage.COMMIT):
+            return self.report.tolist()
 
     def replayed_ns(self) -> None:
         return None
@@ -84,7 +88,7 @@ class Executor(Part):
 
     def __call__(self, round_: Round, batch: Batch, probe: Probe) -> Report:
         """Launch one round or step for the active rows."""
-        return DeviceReport(round_(batch, EagerLaunch(probe)))
+        return DeviceReport(round_(batch, EagerLaunch(probe)), probe)
 
     def counters(self) -> dict[str, int]:
         """What happened so far, for a harness that takes differences."""
@@ -185,7 +189,8 @@ class GraphExecutor(Executor):
         recording.replay(probe, slot.stretches)
         self._counts["graph_replays"] += recording.num_graphs
         host = slot.host[: batch.size]
-        host.copy_(recording.report, non_blocking=True)
+        with probe.stage(Stage.COMMIT):  # this is how the round's tokens reach the host
+            host.copy_(recording.report, non_blocking=True)
         slot.arrived.record()
         return slot._replace(host=host)
 

@@ -21,7 +21,10 @@ class Probe(Protocol):
         """Brackets one stage."""
 
     def recording(self, stage: Stage) -> AbstractContextManager[None]:
-        """Brackets what the host does for a stage of a graph: launches that become its nodes, a step between two."""
+        """Brackets what the host does for a stage and what is not timed as it.
+
+        Launches that become nodes of a graph, a step between two graphs, small copies around prefill and commit.
+        """
 
     def timed(self, stage: Stage, duration_ns: int) -> None:
         """A stage within a replayed graph, by the device's clock; it belongs to the round that started last."""

@@ -54,6 +54,7 @@ def run_in_turns(
     device = plan.experiment.engine.device
     with device_lock(device, f"sweep '{plan.experiment.name}' against other code", lock_folder):
         before = manifest_of(plan, environment_of_checkout(checkout, device), BEFORE)
+        _check_can_capture(plan, checkout)
         after = manifest_of(plan, environment_of(device), AFTER)
         runs = (
             create_run(out, _paired(before, after)),
@@ -114,7 +115,7 @@ def _execute(
     ceilings: Sequence[str] | None,
 ) -> Turns:
     legs = (
-        Leg(runs[0], console, module_of(checkout.resolve(), WORKER_MODULE), _capture_worker(checkout)),
+        Leg(runs[0], console, *(module_of(checkout.resolve(), name) for name in (WORKER_MODULE, CAPTURE_MODULE))),
         Leg(runs[1], console, command),
     )
     turns = list(_turns(legs))
@@ -131,10 +132,11 @@ def _execute(
     return Turns(runs[0], runs[1], tally)
 
 
-def _capture_worker(checkout: Path) -> tuple[str, ...] | None:
-    """The command that runs a case of the other code under a profiler; None: it is older than captures."""
-    file = checkout.joinpath(*CAPTURE_MODULE.split(".")).with_suffix(".py")
-    return module_of(checkout.resolve(), CAPTURE_MODULE) if file.is_file() else None
+def _check_can_capture(plan: Plan, checkout: Path) -> None:
+    """Code that is older than captures refuses a case that asks for one."""
+    tools = sorted({tool for case in plan.cases for tool in case.capture.tools})
+    if tools and not checkout.joinpath(*CAPTURE_MODULE.split(".")).with_suffix(".py").is_file():
+        raise UserError(f"--against {checkout}: its code has no captures: leave {', '.join(tools)} out of --capture")
 
 
 def _turns(legs: tuple[Leg, Leg]) -> Iterator[tuple[Leg, str]]:

@@ -28,7 +28,7 @@ from ddbench.errors import SchemaError
 from ddbench.harness.environment import PACKAGE, child_environment
 from ddbench.harness.store import RunFolder, read_result, write_result
 from ddbench.records import CaseResult, FailedResult, OkResult
-from ddbench.spec import Case, Record
+from ddbench.spec import Case, Record, without_unset_additions
 
 WORKER: tuple[str, ...] = (sys.executable, "-m", "ddbench.harness.worker")
 TAIL_LINES = 40
@@ -37,7 +37,7 @@ _POLL_S = 0.1
 
 
 class Job(Record):
-    """What a case's process is told."""
+    """What a case's process is told. It may be one of older code, which refuses what it does not know."""
 
     case_id: str
     case: Case
@@ -69,7 +69,7 @@ def run_case(
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     with run.new_case_folder(case_id) as folder:
         job_file = folder / "job.json"
-        job_file.write_text(job.model_dump_json(), encoding="utf-8")
+        job_file.write_text(json.dumps(without_unset_additions(job)), encoding="utf-8")
         ending = supervise((*command, str(job_file), str(folder)), case.capture.timeout_s, on_phase)
         if ending.exit_code == 0 and (folder / "result.json").is_file():
             result = _read(folder, case_id, case, started_at, ending)

@@ -207,10 +207,6 @@ def no_gpu_case(name: str) -> Fault:
     )
 
 
-def no_worker() -> Fault:
-    return Fault("unsupported", "the other checkout has no captures", "update it, or leave out --capture")
-
-
 def timed_out(name: str, seconds: int) -> Fault:
     cure = "raise timeout_s, or lower num_rounds or num_requests"
     if name == "ncu":

@@ -13,7 +13,7 @@ from ddbench.records import NotMeasured
 from ddbench.report import cells
 from ddbench.report.document import Cell, Column, Section, Skipped, Table
 from ddbench.report.evidence import Evidence
-from ddbench.report.profiled import labelled, ratio_cell, share_cell, skipped, stage_cell, table, us_cell
+from ddbench.report.profiled import labelled, ratio_cell, share_cell, skipped, stage_cell, table, us_cell, viewer_of
 
 TITLE = "Captures"
 BASIS_TIPS: dict[Basis, str] = {
@@ -22,7 +22,6 @@ BASIS_TIPS: dict[Basis, str] = {
     "approximate": "weaker evidence: a range that was never closed, or a graph recorded before the capture",
     "unattributed": "no stage is known",
 }
-VIEWERS: tuple[tuple[str, str], ...] = ((".nsys-rep", "nsys-ui"), (".ncu-rep", "ncu-ui"))
 TRACE_VIEWER = "a viewer of Chrome traces (Perfetto)"
 
 
@@ -188,8 +187,9 @@ def _files(own: Own) -> Iterator[Table]:
         command = cells.text_cell(one.capture.command)
         for name in one.capture.raw:
             path = f"cases/{case.case_id}/captures/raw/{name}"
-            viewer = next((f"{tool} {path}" for suffix, tool in VIEWERS if name.endswith(suffix)), "")
-            shown = cells.text_cell(viewer or f"{TRACE_VIEWER}: {path}", "from the run's folder")
+            viewer = viewer_of(name)
+            how = f"{viewer} {path}" if viewer else f"{TRACE_VIEWER}: {path}"
+            shown = cells.text_cell(how, "from the run's folder")
             rows.append((label, cells.text_cell(one.tool), cells.text_cell(name), shown, command))
     columns = cells.text_columns("Case", "Tool", "File", "Open it with", "Recorded by")
     yield from table("Files of the tools, to be opened from the run's folder", columns, rows, is_folded=True)

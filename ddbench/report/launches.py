@@ -7,20 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from ddbench import units
-from ddbench.analysis.profile.device_time import (
-    BETWEEN,
-    CAUSES,
-    IN_QUEUE,
-    IN_REPLAY,
-    LATENCY,
-    MEMORY,
-    NOTHING,
-    STAGE_CAUSES,
-    SYNC,
-    UNKNOWN,
-    DeviceTime,
-    launch_latency,
-)
+from ddbench.analysis.profile.device_time import CAUSES, STAGE_CAUSES, DeviceTime
+from ddbench.analysis.profile.idle import Cause
+from ddbench.analysis.profile.latency import launch_latency
 from ddbench.analysis.profile.launches import RoundLaunches, StageLaunches
 from ddbench.analysis.profile.profile import Profile
 from ddbench.records import NotMeasured
@@ -44,23 +33,22 @@ from ddbench.report.profiled import (
 TITLE = "Launches and gaps"
 LONG_GAP_NS = 5_000  # a gap from which on it is listed: launched back to back, kernels follow within 1 to 2 us
 MAX_GAPS = 12  # kinds of gaps of a case
-IN_STAGE = "host in a stage"
 GROUPS: dict[str, tuple[str, ...]] = {
-    IN_REPLAY: (IN_REPLAY,),
-    IN_QUEUE: (IN_QUEUE,),
-    LATENCY: (LATENCY,),
-    SYNC: (SYNC,),
-    IN_STAGE: (MEMORY, *STAGE_CAUSES.values()),
-    BETWEEN: (BETWEEN,),
-    "other": (UNKNOWN, NOTHING),
+    Cause.REPLAY: (Cause.REPLAY,),
+    Cause.QUEUE: (Cause.QUEUE,),
+    Cause.LAUNCH: (Cause.LAUNCH,),
+    Cause.SYNC: (Cause.SYNC,),
+    Cause.STAGE: (Cause.MEMORY, *STAGE_CAUSES.values()),
+    Cause.HOST: (Cause.HOST,),
+    "other": (Cause.UNKNOWN, Cause.NOTHING),
 }
 SHORT: dict[str, str] = {
-    IN_REPLAY: "In replay",
-    IN_QUEUE: "In queue",
-    LATENCY: "Launching",
-    SYNC: "Host sync",
-    IN_STAGE: "Host stage",
-    BETWEEN: "Host between",
+    Cause.REPLAY: "In replay",
+    Cause.QUEUE: "In queue",
+    Cause.LAUNCH: "Launching",
+    Cause.SYNC: "Host sync",
+    Cause.STAGE: "Host stage",
+    Cause.HOST: "Host between",
     "other": "Other",
 }
 assert {cause for causes in GROUPS.values() for cause in causes} == set(CAUSES), "every cause in one group"
@@ -102,7 +90,10 @@ def _time_table(own: Own) -> Iterator[Table]:
         Column("Round", "us", "on the device: busy or idle for the round; what belongs to no round is left out"),
         Column("Busy", "%", "at least one op runs"),
         Column("Idle", "%"),
-        *(Column(SHORT[name], "%", f"idle, {name}: of the rounds' time", is_minor=name != IN_STAGE) for name in GROUPS),
+        *(
+            Column(SHORT[name], "%", f"idle, {name}: of the rounds' time", is_minor=name != Cause.STAGE)
+            for name in GROUPS
+        ),
         Column("Idle by round", "%", "median over the rounds, with the least and the most"),
     )
     rows = []
@@ -244,7 +235,7 @@ def _latency_table(own: Own) -> Iterator[Table]:
     for label, profile in own:
         one = profile.case.timeline
         assert not isinstance(one, NotMeasured)
-        found = launch_latency(one)
+        found = launch_latency(one.ops)
         ops, replays = cells.missing_cell("no op was launched by itself"), cells.missing_cell("no graph was replayed")
         if found.num_ops:
             ops = us_cell(found.median_op_ns)

@@ -15,6 +15,7 @@ from ddbench.report.evidence import Evidence
 MAX_ROWS_OPEN = 40  # a longer table is folded
 CASE_STAGE: tuple[Column, ...] = cells.text_columns("Case", "Stage")
 NO_SUCH = "no stage"
+VIEWERS: dict[str, str] = {".nsys-rep": "nsys-ui", ".ncu-rep": "ncu-ui"}
 
 
 def skipped(evidence: Evidence, name: str, title: str, reasons: Sequence[str]) -> Skipped:
@@ -78,6 +79,11 @@ def times(ratio: float) -> str:
     if ratio < 10:
         return units.ratio(ratio)
     return f"{units.grouped(round(ratio))}x" if ratio >= 100 else f"{units.significant(ratio)}x"
+
+
+def viewer_of(name: str) -> str:
+    """The program that opens a tool's own file; empty: any viewer of traces."""
+    return next((viewer for suffix, viewer in VIEWERS.items() if name.endswith(suffix)), "")
 
 
 def missing_row(first: Sequence[Cell], num_columns: int, reason: str) -> tuple[Cell, ...]:

@@ -17,6 +17,7 @@ from ddbench.commands import Folder
 def scrub_command(run: Path, out: Path | None, also: tuple[str, ...], drop_traces: bool) -> None:
     """Copy a run to be given away: numbers stay, and text made of ddbench's own words. Paths, names, environment
     variables, logs and every other text become `removed-N`. SQLite exports of nsys are copied table by table.
+    Captures stay, but for the tools' own reports, which hold the environment: --drop-traces leaves them out.
 
     Token ids of the outputs and names of kernels stay. Reports are left out: make them again from the copy.
 

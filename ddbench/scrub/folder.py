@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
+from ddbench.analysis.captures import Tools, load_captures
 from ddbench.errors import UserError
 from ddbench.harness.store import TABLES, RunFolder, json_text, open_run, read_text, table_schema, write_atomically
 from ddbench.records import Ceilings, OkResult, ResultFile
+from ddbench.scrub.captures import capture_files, write_captures
 from ddbench.scrub.traces import scrub_sqlite
 from ddbench.scrub.words import Redactor, names_here, vocabulary
 from ddbench.spec import Record, RecordT, first_message, from_json
@@ -53,24 +56,25 @@ def scrub(run: Path, out: Path | None, also: Sequence[str], drop_traces: bool) -
     copy = out or run.parent / f"{run_id}-scrubbed"
     if copy.exists():
         raise UserError(f"{copy}: is there already: remove it, or choose another place with --out")
-    others, left_out = _other_files(source, drop_traces)
-    partial = copy.with_name(f".partial-{os.getpid()}-scrub")
+    captures, _ = load_captures(source.path, source.done)
+    others, left_out = _other_files(source, captures, drop_traces)
+    unfinished = copy.with_name(f".partial-{os.getpid()}-scrub")
     try:
-        (partial / "cases").mkdir(parents=True)
-        _write_records(source, partial, redactor)
+        (unfinished / "cases").mkdir(parents=True)
+        _write_records(source, captures, unfinished, redactor)
         for number, file in enumerate(others, start=1):
-            (partial / "traces").mkdir(exist_ok=True)
-            tables = scrub_sqlite(file, partial / "traces" / f"trace-{number}.sqlite", redactor, "traces")
+            (unfinished / "traces").mkdir(exist_ok=True)
+            tables = scrub_sqlite(file, unfinished / "traces" / f"trace-{number}.sqlite", redactor, "traces")
             left_out += [f"{len(tables)} tables of trace-{number}.sqlite"] * bool(tables)
-        os.replace(partial, copy)
+        os.replace(unfinished, copy)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
     return Scrubbed(copy, dict(sorted(redactor.removed.items())), tuple(left_out))
 
 
-def _other_files(source: RunFolder, drop_traces: bool) -> tuple[list[Path], list[str]]:
+def _other_files(source: RunFolder, captures: Mapping[str, Tools], drop_traces: bool) -> tuple[list[Path], list[str]]:
     """Exports to be scrubbed, and what is left out in words; a file that is neither is refused."""
-    known = {"manifest.json", "ceilings.json"}
+    known = {"manifest.json", "ceilings.json", *capture_files(captures)}
     for case_id in source.done:
         known |= {f"cases/{case_id}/{name}" for name in ("result.json", *(f"{table}.parquet" for table in TABLES))}
     exports, refused, num_derived = [], [], 0
@@ -90,7 +94,7 @@ def _other_files(source: RunFolder, drop_traces: bool) -> tuple[list[Path], list
     return exports, left_out + [f"{len(refused)} files that cannot be scrubbed"] * bool(refused)
 
 
-def _write_records(source: RunFolder, copy: Path, redactor: Redactor) -> None:
+def _write_records(source: RunFolder, captures: Mapping[str, Tools], copy: Path, redactor: Redactor) -> None:
     _write(copy / "manifest.json", source.manifest, redactor)
     ceilings = source.path / "ceilings.json"
     if ceilings.is_file():
@@ -104,6 +108,9 @@ def _write_records(source: RunFolder, copy: Path, redactor: Redactor) -> None:
             pq.write_table(
                 scrubbed_table(source.table(case_id, name), TABLES[name], redactor), folder / f"{name}.parquet"
             )
+        if case_id in captures:
+            here, there = source.case_folder(case_id) / "captures", folder / "captures"
+            write_captures(here, there, captures[case_id], redactor, partial(_write, redactor=redactor))
 
 
 def _write(path: Path, record: Record, redactor: Redactor) -> None:

@@ -15,12 +15,12 @@ import numpy as np
 import pandas as pd
 
 import ddbench
+from ddbench.analysis.profile.latency import first_of_replay
 from ddbench.captured import OUTSIDE_ROUNDS
 from ddbench.engine.stages import Stage
-from ddbench.timeline.idle import CAUSE_TEXTS, Cause, first_of_replay
-from ddbench.timeline.intervals import tracks_of
 from ddbench.timeline.rounds import Rounds
 from ddbench.timeline.summary import Summary
+from ddbench.timeline.tracks import tracks_of
 
 Event: TypeAlias = dict[str, Any]
 # Names of colours that chrome://tracing knows, the nearest to the reports'; Perfetto colours by itself.
@@ -178,7 +178,7 @@ def _round_events(summary: Summary, pid: int) -> Iterator[Event]:
     for place in range(len(rounds.steps)) if rounds.is_split else ():
         yield from _one_round(rounds, place, pid)
     for row in summary.idle.itertuples():
-        event = {"name": CAUSE_TEXTS[Cause(row.cause)], "cat": "idle", "cname": "white"}
+        event = {"name": row.cause, "cat": "idle", "cname": "white"}
         args = {"stage": row.stage or "none", "before": row.next_stage or "none"}
         times = {"ts": _us(row.start_ns), "dur": _us(row.end_ns - row.start_ns)}
         yield {**event, "ph": "X", **times, "pid": pid, "tid": _IDLE_LANE, "args": args}

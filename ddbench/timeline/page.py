@@ -18,13 +18,13 @@ import pandas as pd
 from markupsafe import Markup
 
 from ddbench.analysis.nsys.names import STAGE_NAMES
+from ddbench.analysis.profile.idle import HOST_IS_LATE, Cause
 from ddbench.report import html, plots
 from ddbench.report.document import visible
-from ddbench.timeline.idle import CAUSE_TEXTS, Cause
-from ddbench.timeline.intervals import rows_of
+from ddbench.report.profiled import words
 from ddbench.timeline.show import report_of
 from ddbench.timeline.summary import Summary
-from ddbench.timeline.tables import stage_name
+from ddbench.timeline.tracks import rows_of
 
 _HERE = Path(__file__).parent
 _SCRIPTS = ("strip.js", "draw.js", "controls.js")
@@ -32,7 +32,7 @@ _KINDS = ("kernel", "copy", "memset", "graph", "operator")  # of ops
 _CALL_KINDS = ("launch", "graph_launch", "copy", "memset", "sync", "memory", "other")
 # Causes of idle time by who is to blame: the host, the launch, the device, nobody.
 _BLAME: dict[Cause, str] = {
-    **dict.fromkeys((Cause.SYNC, Cause.MEMORY, Cause.STAGE, Cause.HOST), "host"),
+    **dict.fromkeys(HOST_IS_LATE, "host"),
     Cause.LAUNCH: "launch",
     **dict.fromkeys((Cause.REPLAY, Cause.QUEUE), "device"),
     **dict.fromkeys((Cause.UNKNOWN, Cause.NOTHING), "none"),
@@ -74,9 +74,9 @@ def page_data(summaries: Sequence[Summary]) -> dict[str, Any]:
     """What the script draws."""
     colors = [plots.STAGE_COLORS.get(stage, _PREFILL_COLOR) for stage in STAGE_NAMES]
     return {
-        "stages": [stage_name(stage) for stage in (*STAGE_NAMES, "")],
+        "stages": [words(stage) for stage in (*STAGE_NAMES, "")],
         "colors": [*colors, plots.GREY],
-        "causes": [CAUSE_TEXTS[cause] for cause in Cause],
+        "causes": [cause.value for cause in Cause],
         "blame": [_BLAME[cause] for cause in Cause],
         "kinds": list(_KINDS),
         "callKinds": list(_CALL_KINDS),

@@ -8,10 +8,9 @@ from pathlib import Path
 from ddbench import units
 from ddbench.records import NotMeasured
 from ddbench.report.document import Cell, Column, Fact, Report, Section, Table
+from ddbench.report.profiled import us_cell, viewer_of, words
 from ddbench.timeline.summary import Summary
-from ddbench.timeline.tables import count_cell, percent, stage_name, tables_of, us_cell
-
-VIEWERS: dict[str, str] = {".nsys-rep": "nsys-ui", ".ncu-rep": "ncu-ui"}
+from ddbench.timeline.tables import count_cell, percent, tables_of
 
 
 def report_of(summaries: Sequence[Summary]) -> Report:
@@ -34,7 +33,7 @@ def report_of(summaries: Sequence[Summary]) -> Report:
 
 def own_files(summary: Summary) -> list[tuple[Path, str]]:
     """The tool's own files that are still there, each with the viewer that opens it ('': any)."""
-    return [(path, VIEWERS.get(path.suffix, "")) for path in summary.window.raw]
+    return [(path, viewer_of(path.name)) for path in summary.window.raw]
 
 
 def _file_notes(summary: Summary) -> list[str]:
@@ -128,7 +127,7 @@ def _comparison(one: Summary, other: Summary) -> Section:
     ]
     mine, theirs = ({line.stage: line.busy_ns for line in summary.stages} for summary in (one, other))
     for stage in dict.fromkeys([*mine, *theirs]):
-        rows.append(_pair(f"{stage_name(stage)}, us", mine.get(stage, 0.0), theirs.get(stage, 0.0)))
+        rows.append(_pair(f"{words(stage)}, us", mine.get(stage, 0.0), theirs.get(stage, 0.0)))
     for what, is_meant in (("copies to the host", "device to host"), ("syncs", "")):
         mine_of, theirs_of = (_number_of(summary, is_meant) for summary in (one, other))
         rows.append(_pair(what, mine_of, theirs_of, is_count=True))

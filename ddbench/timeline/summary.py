@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from ddbench.analysis.intervals import union
 from ddbench.analysis.nsys.names import STAGE_NAMES
-from ddbench.analysis.nsys.totals import busy_ns
-from ddbench.analysis.profile.intervals import union
-from ddbench.timeline.idle import Cause, first_of_replay, idle_of
+from ddbench.analysis.profile.idle import Cause
+from ddbench.analysis.profile.latency import launches_of
+from ddbench.timeline.idle import idle_of
 from ddbench.timeline.rounds import Rounds, rounds_of
 from ddbench.timeline.window import Window
 
@@ -158,7 +159,7 @@ def _stage_lines(window: Window, rounds: Rounds, idle: pd.DataFrame) -> list[Sta
         start, end, place = (own[name].to_numpy() for name in ("start_ns", "end_ns", "place"))
         busy = np.zeros(len(rounds.steps) + 1)
         for one, rows in own.groupby("place").indices.items():
-            busy[one] = busy_ns(start[rows], end[rows])
+            busy[one] = union(start[rows], end[rows]).total
         waits = idle[(idle["next_stage"] == stage).to_numpy() & (idle["cause"] != Cause.NOTHING).to_numpy()]
         lines.append(
             StageLine(
@@ -188,28 +189,16 @@ def _idle_lines(rounds: Rounds, idle: pd.DataFrame) -> list[IdleLine]:
 
 def _latency_lines(window: Window, idle: pd.DataFrame) -> list[LatencyLine]:
     """Apart: onto an idle device, where the launch alone takes time, and behind other ops, where they do."""
-    ops = window.ops
-    is_first = first_of_replay(ops).to_numpy()
-    is_known = ((ops["launch_ns"] >= 0) & (ops["kind"] != "operator")).to_numpy() & (
-        is_first | ~ops["is_replayed"].to_numpy()
-    )
+    found = launches_of(window.ops)
     waited = idle.loc[(idle["cause"] == Cause.LAUNCH).to_numpy(), "end_ns"].to_numpy()
-    is_idle = np.isin(ops["start_ns"].to_numpy(), waited)
-    latency = (ops["start_ns"] - ops["launch_ns"]).to_numpy()
-    is_copy = ops["kind"].isin(["copy", "memset"]).to_numpy()
-    groups = (
-        ("kernel, device idle", ~is_first & ~is_copy & is_idle),
-        ("kernel, device busy", ~is_first & ~is_copy & ~is_idle),
-        ("graph replay, device idle", is_first & is_idle),
-        ("graph replay, device busy", is_first & ~is_idle),
-        ("copy or memset, device idle", ~is_first & is_copy & is_idle),
-        ("copy or memset, device busy", ~is_first & is_copy & ~is_idle),
-    )
+    is_idle = np.isin(found["start_ns"].to_numpy(), waited)
     lines = []
-    for what, is_meant in groups:
-        own = latency[is_meant & is_known]
-        if len(own):
-            lines.append(LatencyLine(what, len(own), tuple(np.quantile(own, LATENCY_QUANTILES).tolist())))
+    for what, words in (("op", "kernel"), ("replay", "graph replay"), ("copy", "copy or memset")):
+        for state, is_meant in (("idle", is_idle), ("busy", ~is_idle)):
+            own = found["latency_ns"].to_numpy()[(found["what"] == what).to_numpy() & is_meant]
+            if len(own):
+                quantiles = tuple(np.quantile(own, LATENCY_QUANTILES).tolist())
+                lines.append(LatencyLine(f"{words}, device {state}", len(own), quantiles))
     return lines
 
 

@@ -7,8 +7,10 @@ import re
 import numpy as np
 
 from ddbench import units
+from ddbench.analysis.profile.copies import plain_name
+from ddbench.analysis.profile.idle import Cause
 from ddbench.report.document import Cell, Column, Table
-from ddbench.timeline.idle import CAUSE_TEXTS, Cause
+from ddbench.report.profiled import us_cell, words
 from ddbench.timeline.summary import LATENCY_QUANTILES, IdleLine, Summary
 
 _MOST_IDLE_LINES = 10
@@ -16,7 +18,6 @@ _MOST_ROUNDS = 40
 _LONGEST_NAME = 40  # characters
 _HINT = re.compile(r"\w*Functor\w*|\w+_kernel_cuda|\w+_kernel_impl|launch_\w+")
 _UNNAMED = re.compile(r"(<unnamed>|\(anonymous namespace\))::")
-_API_VERSION = re.compile(r"_v\d+$")  # cudaStreamSynchronize_v3020
 _PER_ROUND = "Medians over the rounds of the window; they need not add up exactly."
 
 
@@ -24,10 +25,6 @@ def tables_of(summary: Summary) -> tuple[Table, ...]:
     """Those that have rows."""
     tables = (_stage_table(summary), _idle_table(summary), _latency_table(summary), _traffic_table(summary))
     return tuple(table for table in (*tables, _kernel_table(summary), _round_table(summary)) if table.rows)
-
-
-def stage_name(stage: str) -> str:
-    return stage.replace("_", " ") or "no stage"
 
 
 def kernel_name(name: str) -> str:
@@ -51,7 +48,7 @@ def _stage_table(summary: Summary) -> Table:
     )
     rows = [
         (
-            Cell(stage_name(line.stage)),
+            Cell(words(line.stage)),
             us_cell(line.busy_ns),
             _share(line.busy_ns, summary.period_ns),
             us_cell(line.wait_ns),
@@ -86,7 +83,7 @@ def _idle_table(summary: Summary) -> Table:
     shown, rest = summary.idle_lines[:_MOST_IDLE_LINES], summary.idle_lines[_MOST_IDLE_LINES:]
     rows = [
         (
-            Cell(_cause(line.cause, has_device)),
+            Cell(line.cause.value),
             Cell(_host_stage(line)),
             us_cell(line.within_ns),
             us_cell(line.between_ns),
@@ -112,14 +109,9 @@ def _idle_table(summary: Summary) -> Table:
     return Table("Why the device was idle" if has_device else "When no operator ran", columns, tuple(rows))
 
 
-def _cause(cause: Cause, has_device: bool) -> str:
-    text = CAUSE_TEXTS[cause]
-    return text if has_device else text.replace("host late:", "host")
-
-
 def _host_stage(line: IdleLine) -> str:
     is_host = line.cause in (Cause.SYNC, Cause.MEMORY, Cause.STAGE)
-    return stage_name(line.stage) if is_host else ""
+    return words(line.stage) if is_host else ""
 
 
 def _latency_table(summary: Summary) -> Table:
@@ -148,8 +140,8 @@ def _traffic_table(summary: Summary) -> Table:
     )
     rows = tuple(
         (
-            Cell(_API_VERSION.sub("", line.what)),
-            Cell(stage_name(line.stage)),
+            Cell(plain_name(line.what)),
+            Cell(words(line.stage)),
             count_cell(line.num_per_round),
             Cell("" if line.bytes_per_round is None else units.byte_count(line.bytes_per_round)),
             us_cell(line.time_ns),
@@ -172,7 +164,7 @@ def _kernel_table(summary: Summary) -> Table:
     )
     rows = tuple(
         (
-            Cell(stage_name(line.stage)),
+            Cell(words(line.stage)),
             Cell(kernel_name(line.name), tip=line.name),
             count_cell(line.num_per_round),
             us_cell(line.median_ns),
@@ -227,15 +219,10 @@ def _main_cause(summary: Summary, place: int) -> str:
         return ""
     times = (own["end_ns"] - own["start_ns"]).groupby([own["cause"], own["stage"]]).sum()
     cause, stage = times.index[int(np.argmax(times))]
-    text = _cause(Cause(cause), summary.window.has_device)
-    return text + (f" ({stage_name(stage)})" if stage else "")
+    return str(cause) + (f" ({words(stage)})" if stage else "")
 
 
 # --- numbers ---
-
-
-def us_cell(ns: float) -> Cell:
-    return Cell(units.microseconds(float(ns) / 1e3), sort=float(ns))
 
 
 def count_cell(number: float) -> Cell:

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from ddbench.analysis.frames import RunFrames
-from ddbench.analysis.profile.captured_case import Key, captured_cases
+from ddbench.analysis.profile.captured_case import Key, captured_cases, window_end
 from ddbench.analysis.profile.tax import Tax, tax_of
 from ddbench.captured import Capture, DeviceOp, HostCall, HostRange
 from ddbench.errors import SchemaError
@@ -53,8 +53,7 @@ class Window:
 
     @property
     def end_ns(self) -> int:
-        """Of the window, and of what of its ops reaches beyond it by the inaccuracy of two clocks."""
-        return max(self.capture.window_ns, int(self.ops["end_ns"].max()) if len(self.ops) else 0)
+        return window_end(self.capture, self.ops)
 
 
 def window_of(frames: RunFrames, folder: Path, key: Key, label: str, tool: Tool) -> Window:

@@ -230,3 +230,34 @@ def test_a_report_outlives_the_next_replay(gqa_models, graphed, make_requests, r
     tokens = [[row[1] for row in report.rows()] for report in (first, second)]
     alone = [done.tokens for done in graphed(gqa_models, "ar").run(requests, 1)]
     assert tokens == [[text[place] for text in alone] for place in (1, 2)]
+
+
+class Brackets(NullProbe):
+    """What is bracketed, in order: as a stage, or as what only belongs to one."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def stage(self, stage):
+        self.words.append(stage.value)
+        return super().stage(stage)
+
+    def recording(self, stage):
+        self.words.append(f"({stage.value})")
+        return super().recording(stage)
+
+
+@pytest.mark.usefixtures("recorded")
+def test_copies_around_prefill_and_of_reports_belong_to_a_stage(gqa_models, make_engine, graphed, make_requests):
+    """Behind a replay the copy is timed as the commit's; read at once it is a wait for the whole round, and is not."""
+    requests = make_requests(3)
+    at_once, replayed = Brackets(), Brackets()
+    make_engine(gqa_models).run(requests, 2, at_once)
+    engine = graphed(gqa_models)
+    engine.run(requests, 2, replayed)
+    rounds = at_once.words.count("draft")
+    assert rounds > 3
+    assert at_once.words.count("commit") == at_once.words.count("(commit)") == rounds
+    assert replayed.words.count("commit") == engine.parts.executor.counters()["graph_replays"] // 2 > 3
+    assert "(commit)" not in replayed.words
+    assert at_once.words.count("(prefill)") == at_once.words.count("prefill") == len(requests)

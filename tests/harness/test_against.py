@@ -20,16 +20,24 @@ from ddbench.harness.plan import Capabilities, make_plan
 from ddbench.harness.store import CaseTables, write_case
 from ddbench.harness.sweep import resumed_run
 from ddbench.records import OkResult
-from ddbench.spec import Case, ExperimentSpec
+from ddbench.spec import CaptureSpec, Case, EngineSpec, ExperimentSpec, WorkloadSpec
 
 MakeResult = Callable[[str, Case], OkResult]
 
+# Every field that came after the first released code.
+UNKNOWN: dict[str, tuple[str, ...]] = {
+    "engine": EngineSpec.ADDED,
+    "workload": WorkloadSpec.ADDED,
+    "capture": CaptureSpec.ADDED,
+}
 # Copies a prepared case, puts its own name into the diary, and takes the case and its id from the job.
 WORKER = """
 import json, shutil, sys
 from pathlib import Path
 def main(job_file, out, name={name!r}):
     job = json.loads(Path(job_file).read_text())
+    for place, names in {unknown!r}.items():  # as records refuse what they do not know
+        assert not set(names) & set(job["case"][place]), job["case"][place]
     with open({diary!r}, "a") as diary:
         diary.write(name + " " + job["case"]["arm"] + " " + str(job["case"]["block"]) + "\\n")
     if Path({broken!r}).exists() and len(Path({diary!r}).read_text().splitlines()) > int(Path({broken!r}).read_text()):
@@ -94,12 +102,12 @@ def bench(
     prepared.mkdir()
     write_case(prepared, ok_result("x", new_case()), tables)
     paths = {name: str(tmp_path / name) for name in ("diary", "broken", "prepared")}
-    (tmp_path / "worker.py").write_text(WORKER.format(name="after", **paths), encoding="utf-8")
+    (tmp_path / "worker.py").write_text(WORKER.format(name="after", unknown={}, **paths), encoding="utf-8")
     package = tmp_path / "other" / "ddbench" / "harness"
     package.mkdir(parents=True)
     for folder in (package, package.parent):
         (folder / "__init__.py").touch()
-    (package / "worker.py").write_text(WORKER.format(name="before", **paths), encoding="utf-8")
+    (package / "worker.py").write_text(WORKER.format(name="before", unknown=UNKNOWN, **paths), encoding="utf-8")
     other = environment_of("cpu").model_copy(update={"code_digest": "0ther", "parts_origin": "checkout"})
     (package / "environment.py").write_text(f"print({other.model_dump_json()!r})", encoding="utf-8")
     spec = experiment.model_copy(update={"arms": ("ar", "ddtree"), "num_blocks": 2})
@@ -123,6 +131,25 @@ def test_both_runs_name_each_other_and_their_own_code(bench: Bench) -> None:
     assert before.environment.code_digest == "0ther"
     assert after.environment.code_digest == environment_of("cpu").code_digest
     assert turns.tally.counts == {"ok": 8, "incorrect": 0, "failed": 0}
+
+
+def test_older_code_is_not_told_what_it_does_not_know(bench: Bench) -> None:
+    """The other worker refuses every added field, as its records do; it is asked for none of them, so all goes well."""
+    assert all(len(names) >= 2 for names in UNKNOWN.values())
+    turns = bench.run()
+    assert [result.status for result in turns.before.results()] == ["ok"] * 4
+    asked = bench.experiment.model_copy(update={"workload": WorkloadSpec(prompt_split="all", num_requests=3)})
+    bench.experiment = asked
+    turns = bench.run()
+    assert {result.status for result in turns.before.results()} == {"failed"}, "what is set is never kept from it"
+    assert {result.status for result in turns.after.results()} == {"ok"}
+
+
+def test_code_from_before_captures_is_not_asked_for_any(bench: Bench) -> None:
+    bench.experiment = bench.experiment.model_copy(update={"capture": CaptureSpec(tools=("torch",))})
+    with pytest.raises(UserError, match="its code has no captures: leave torch out of --capture"):
+        bench.run()
+    assert not (bench.folder / "runs").exists(), "nothing was begun"
 
 
 def test_a_checkout_against_itself_makes_two_runs(bench: Bench) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from rich.console import Console
 
 from ddbench.errors import DdbenchError, UserError
 from ddbench.harness import sweep
-from ddbench.harness.environment import child_environment
+from ddbench.harness.environment import PACKAGE
 from ddbench.harness.interrupt import ENDINGS, SweepInterrupted
 from ddbench.harness.plan import Capabilities, Plan, make_plan
 from ddbench.harness.store import CaseTables, RunFolder, open_run, write_case
@@ -238,17 +239,29 @@ parity_tokens = 4
 """
 
 
-def test_a_sweep_stopped_by_ctrl_c_resumes_to_the_same_result(tmp_path: Path) -> None:
+@pytest.fixture
+def own_code(tmp_path: Path) -> Path:
+    """A checkout that nobody changes between two runs of it: other code refuses to resume."""
+    place = tmp_path / "checkout"
+    leave_out = shutil.ignore_patterns("__pycache__", "pretrained")
+    for name in ("ddbench", "kernels", "reference", "experiments"):
+        shutil.copytree(PACKAGE.parent / name, place / name, ignore=leave_out)
+    shutil.copy(PACKAGE.parent / "pyproject.toml", place)
+    return place
+
+
+def test_a_sweep_stopped_by_ctrl_c_resumes_to_the_same_result(own_code: Path, tmp_path: Path) -> None:
     """H68: the real command, the real engine: interrupted after its first case, exit code 130, then finished."""
     (tmp_path / "mine.toml").write_text(EXPERIMENT, encoding="utf-8")
     command = [sys.executable, "-m", "ddbench", "sweep"]
-    surroundings = {**child_environment(), "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    surroundings = {**os.environ, "PYTHONPATH": str(own_code), "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     first = subprocess.Popen(
         [*command, str(tmp_path / "mine.toml"), "--device", "cpu", "--out", str(tmp_path / "runs"), "--no-report"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=surroundings,
+        cwd=own_code,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's is ignored
     )
     assert first.stdout is not None
@@ -262,7 +275,12 @@ def test_a_sweep_stopped_by_ctrl_c_resumes_to_the_same_result(tmp_path: Path) ->
     before = {one: open_run(path).result(one) for one in open_run(path).done}
     assert 1 <= len(before) < 3
     second = subprocess.run(
-        [*command, "--resume", str(path), "--no-report"], capture_output=True, text=True, env=surroundings, check=False
+        [*command, "--resume", str(path), "--no-report"],
+        capture_output=True,
+        text=True,
+        env=surroundings,
+        cwd=own_code,
+        check=False,
     )
     assert second.returncode == 0, second.stderr
     run = open_run(path)

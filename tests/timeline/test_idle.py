@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddbench.timeline.idle import Cause, idle_of
+from ddbench.analysis.profile.idle import Cause
+from ddbench.timeline.idle import idle_of
 from ddbench.timeline.rounds import rounds_of
 from ddbench.timeline.window import Window
 
@@ -106,12 +107,12 @@ def test_a_late_launch_splits_the_gap_at_the_launch(make_window: MakeWindow) -> 
     idle = idle_of(*_with_rounds(make_window(ops, calls, ranges, end=70)))
     pieces = [(row.cause, row.stage, row.start_ns, row.end_ns) for row in idle.itertuples()]
     assert pieces == [
-        ("stage", "tree_build", 10, 20),
-        ("sync", "tree_build", 20, 25),
-        ("stage", "tree_build", 25, 30),
-        ("host", "", 30, 40),
-        ("launch", "", 40, 50),
-        ("nothing", "", 60, 70),
+        (Cause.STAGE, "tree_build", 10, 20),
+        (Cause.SYNC, "tree_build", 20, 25),
+        (Cause.STAGE, "tree_build", 25, 30),
+        (Cause.HOST, "", 30, 40),
+        (Cause.LAUNCH, "", 40, 50),
+        (Cause.NOTHING, "", 60, 70),
     ]
 
 
@@ -122,7 +123,7 @@ def test_gaps_inside_a_replay_are_the_devices_own(make_window: MakeWindow) -> No
     times = Counter()
     for row in idle.itertuples():
         times[row.cause] += row.end_ns - row.start_ns
-    assert times == {"host": 2, "launch": 8, "replay": 10}
+    assert times == {Cause.HOST: 2, Cause.LAUNCH: 8, Cause.REPLAY: 10}
 
 
 def test_idle_time_before_a_rounds_first_op_is_between_rounds(make_window: MakeWindow) -> None:
@@ -137,7 +138,7 @@ def test_idle_time_before_a_rounds_first_op_is_between_rounds(make_window: MakeW
 
 def test_a_window_without_ops_is_idle_throughout(make_window: MakeWindow) -> None:
     idle = idle_of(*_with_rounds(make_window([], end=9)))
-    assert [(row.start_ns, row.end_ns, row.cause) for row in idle.itertuples()] == [(0, 9, "nothing")]
+    assert [(row.start_ns, row.end_ns, row.cause) for row in idle.itertuples()] == [(0, 9, Cause.NOTHING)]
 
 
 @pytest.mark.parametrize("step", [-1, 0])
@@ -147,7 +148,7 @@ def test_operators_of_a_cpu_are_launched_by_nobody(make_window: MakeWindow, step
         for start in (0, 10)
     ]
     idle = idle_of(*_with_rounds(make_window(ops, [], [{"start_ns": 0, "end_ns": 20}], end=15)))
-    assert [(row.cause, row.stage) for row in idle.itertuples()] == [("stage", "verify")]
+    assert [(row.cause, row.stage) for row in idle.itertuples()] == [(Cause.STAGE, "verify")]
 
 
 def _with_rounds(window: Window) -> tuple[Window, Any]:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from ddbench.analysis.frames import RunFrames, load_run
 from ddbench.analysis.profile.captured_case import captured_cases
+from ddbench.analysis.profile.idle import Cause
 from ddbench.analysis.profile.tax import tax_of
 from ddbench.analysis.synthetic_captures import LATENCY_NS, NODE_GAP_NS
-from ddbench.timeline.idle import Cause
 from ddbench.timeline.rounds import rounds_of
 from ddbench.timeline.summary import LATENCY_QUANTILES, Summary, summary_of
 from ddbench.timeline.window import Window, window_of

@@ -13,7 +13,8 @@ from ddbench import units
 from ddbench.analysis.contests import Contest
 from ddbench.analysis.findings.answers import Number, captured, named, reasons, told
 from ddbench.analysis.findings.basis import Basis
-from ddbench.analysis.profile.device_time import HOST_CAUSES, IN_REPLAY, LATENCY, DeviceTime
+from ddbench.analysis.profile.device_time import HOST_CAUSES, DeviceTime
+from ddbench.analysis.profile.idle import Cause
 from ddbench.analysis.profile.launches import RoundLaunches
 from ddbench.analysis.profile.profile import Profile
 from ddbench.analysis.profile.tax import Tax
@@ -39,8 +40,8 @@ def idle_numbers(basis: Basis, setting: Setting) -> Iterator[Number]:
     shares = {
         "device idle: share of a round": time.idle_share,
         "device idle as the host is late: share of a round": _late(time),
-        "device idle as a launch is on its way: share of a round": time.share(LATENCY),
-        "device idle between nodes of a replay: share of a round": time.share(IN_REPLAY),
+        "device idle as a launch is on its way: share of a round": time.share(Cause.LAUNCH),
+        "device idle between nodes of a replay: share of a round": time.share(Cause.REPLAY),
     }
     for label, value in counts.items():
         yield Number(f"{label}, captured", captured(value, "count", rounds), about)

@@ -28,6 +28,11 @@ from ddbench.captured import OUTSIDE_ROUNDS, CapturedRun, LedgerLine, StageSampl
 from ddbench.records import NotMeasured
 
 _MOST_DIAGNOSTICS, _LONGEST_NOTE = 8, 200
+_NAMING = (  # pieces of a warning that name a machine or whoever uses it
+    (r"(?<!\w)/\S+", "<path>"),
+    (r"(?<![\w-])[A-Z][A-Z0-9_]*=\S*", "<variable>"),
+    (r"\S*\w@\w\S*", "<address>"),
+)
 _NO_STAGE = len(STAGE_NAMES)
 _STAGES = [*STAGE_NAMES, ""]
 
@@ -224,6 +229,12 @@ def _sample_notes(export: NsysExport, metrics: tuple[StageMetric, ...] | NotMeas
 
 
 def _diagnostics(export: NsysExport) -> tuple[str, ...]:
-    """nsys's own warnings, each once, without paths."""
-    said = dict.fromkeys(re.sub(r"(?<!\w)/\S+", "<path>", text)[:_LONGEST_NOTE] for text in export.diagnostics)
+    """nsys's own warnings, each once, without what names a machine."""
+    said = dict.fromkeys(_anonymous(text)[:_LONGEST_NOTE] for text in export.diagnostics)
     return tuple(f"nsys: {text}" for text in said)[:_MOST_DIAGNOSTICS]
+
+
+def _anonymous(text: str) -> str:
+    for pattern, what in _NAMING:
+        text = re.sub(pattern, what, text)
+    return text

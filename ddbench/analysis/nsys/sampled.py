@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from ddbench.analysis.intervals import union
 from ddbench.analysis.nsys.attribution import Attribution
 from ddbench.analysis.nsys.export import NsysExport
 from ddbench.analysis.nsys.gpu_metrics import METRICS, MetricUnit
@@ -90,10 +91,10 @@ def stage_spans(ops: pd.DataFrame) -> pd.DataFrame:
     start, end = ops["start_ns"].to_numpy(), ops["end_ns"].to_numpy()
     times, changes, bits = [], [], []
     for code in np.unique(codes):
-        low, high = _union(start[codes == code], end[codes == code])
-        times += [low, high]
-        changes += [np.ones(len(low), np.int64), -np.ones(len(high), np.int64)]
-        bits += [np.full(len(low) + len(high), 1 << code, np.int64)]
+        own = union(start[codes == code], end[codes == code])
+        times += [own.start, own.end]
+        changes += [np.ones(len(own.start), np.int64), -np.ones(len(own.end), np.int64)]
+        bits += [np.full(2 * len(own.start), 1 << code, np.int64)]
     if not times:
         return pd.DataFrame({name: np.empty(0, np.int64) for name in ("start_ns", "end_ns", "code")})
     time, change = np.concatenate(times), np.concatenate(changes) * np.concatenate(bits)
@@ -104,18 +105,6 @@ def stage_spans(ops: pd.DataFrame) -> pd.DataFrame:
     for code in np.unique(codes):
         label[active == 1 << code] = code
     return _merged(edges[:-1], edges[1:], _without_pauses(label, np.diff(edges)))
-
-
-def _union(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Disjoint intervals that cover the same time; empty ones cover none."""
-    order = np.argsort(start, kind="stable")
-    order = order[end[order] > start[order]]
-    start, reached = start[order], np.maximum.accumulate(end[order])
-    is_first = np.ones(len(start), bool)
-    is_first[1:] = start[1:] > reached[:-1]
-    firsts = np.flatnonzero(is_first)
-    lasts = np.append(firsts[1:], len(start))[: len(firsts)] - 1
-    return start[firsts], reached[lasts]
 
 
 def _without_pauses(label: np.ndarray, length: np.ndarray) -> np.ndarray:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 
+from ddbench.analysis.intervals import union
 from ddbench.analysis.nsys.enclosing import NONE
 from ddbench.analysis.nsys.names import STAGE_NAMES
 
@@ -15,7 +15,7 @@ def stage_totals(ops: pd.DataFrame) -> pd.DataFrame:
     for code in (*range(len(STAGE_NAMES)), NONE):
         own = ops[(ops["stage"].cat.codes == code).to_numpy()]
         start, end = own["start_ns"].to_numpy(), own["end_ns"].to_numpy()
-        busy = sum(busy_ns(start[rows_], end[rows_]) for rows_ in own.groupby("gpu").indices.values())
+        busy = sum(union(start[rows_], end[rows_]).total for rows_ in own.groupby("gpu").indices.values())
         rows.append(
             {
                 "stage": STAGE_NAMES[code] if code != NONE else "",
@@ -26,15 +26,6 @@ def stage_totals(ops: pd.DataFrame) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
-
-
-def busy_ns(start: np.ndarray, end: np.ndarray) -> int:
-    """Time in which at least one of the intervals runs; `start` is sorted."""
-    if not len(start):
-        return 0
-    reached = np.maximum.accumulate(end)
-    before = np.concatenate([start[:1], reached[:-1]])
-    return int(np.maximum(0, reached - np.maximum(start, before)).sum())
 
 
 def kernel_totals(ops: pd.DataFrame) -> pd.DataFrame:

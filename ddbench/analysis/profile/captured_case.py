@@ -45,6 +45,10 @@ class ToolPass:
         return len(self.capture.round_ns)
 
     @property
+    def end_ns(self) -> int:
+        return window_end(self.capture, self.ops)
+
+    @property
     def unusable(self) -> str:
         """Why no number may be read from the rows; empty: they may."""
         if self.capture.fault is not None:
@@ -115,6 +119,11 @@ def captured_cases(frames: RunFrames) -> Mapping[Key, CapturedCase]:
 
 def _split(frame: pd.DataFrame, keys: list[str]) -> _Split:
     return _Split(frame, frame.groupby(keys, sort=False, observed=True).indices) if len(frame) else _Split(frame)
+
+
+def window_end(capture: Capture, ops: pd.DataFrame) -> int:
+    """Of the window, and of what of its ops reaches beyond it by the inaccuracy of two clocks."""
+    return max(capture.window_ns, int(ops["end_ns"].max()) if len(ops) else 0)
 
 
 def texts(frame: pd.DataFrame, name: str) -> np.ndarray:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ddbench.analysis.nsys.totals import busy_ns
+from ddbench.analysis.intervals import union
 from ddbench.analysis.profile.captured_case import ToolPass, texts
 from ddbench.captured import OUTSIDE_ROUNDS
 from ddbench.engine.stages import Stage
@@ -80,8 +80,5 @@ def _counts(stage: str, ops: pd.DataFrame, calls: pd.DataFrame, num_rounds: int)
 
 def busy_of(ops: pd.DataFrame) -> int:
     """Time in which at least one of the ops runs, summed over GPUs."""
-    total = 0
-    for _, rows in ops.groupby("gpu", sort=True):
-        ordered = rows.sort_values("start_ns", kind="stable")
-        total += busy_ns(ordered["start_ns"].to_numpy(np.int64), ordered["end_ns"].to_numpy(np.int64))
-    return total
+    start, end = (ops[name].to_numpy(np.int64) for name in ("start_ns", "end_ns"))
+    return sum(union(start[rows], end[rows]).total for rows in ops.groupby("gpu", sort=True).indices.values())

@@ -27,7 +27,6 @@ from ddbench.harness.tool_faults import (
     no_nvtx,
     no_round,
     no_tool,
-    no_worker,
     not_digested,
     other_output,
     timed_out,
@@ -62,7 +61,7 @@ def capture_case(
     folder: Path,
     case: Case,
     on_phase: Callable[[str], None],
-    worker: Sequence[str] | None = WORKER,  # None: the code of the case has none
+    worker: Sequence[str] = WORKER,
     digest: Sequence[str] = DIGEST,
 ) -> tuple[Capture, ...]:
     """Every capture of a case that has ended ok, written below its folder."""
@@ -74,7 +73,7 @@ def capture_case(
         def tell(phase: str, tool: Tool = tool) -> None:
             on_phase(f"{tool}: {phase}")
 
-        command = () if worker is None else (*worker, str(job_file), str(folder), tool, str(os.getpid()))
+        command = (*worker, str(job_file), str(folder), tool, str(os.getpid()))
         capture = _Pass(tool, case, captures, command, tell).made(digest)
         made.append(capture)
         write_atomically(captures / f"{tool}.json", json_text(capture))
@@ -143,7 +142,7 @@ class _Pass:
         return DRIVERS[self._tool](errand)
 
     def _program(self) -> Path:
-        impossible = fault_before(self._case, self._tool) or (None if self._worker else no_worker())
+        impossible = fault_before(self._case, self._tool)
         if impossible is not None:
             raise CaptureFailed(impossible)
         if self._tool == "torch":

@@ -130,9 +130,9 @@ class WindowProbe(CleanProbe):
         """End of the window, where it is open: of its last round, or of a run that has fewer rounds."""
         if not self._is_open:
             return
+        self._leave_round()  # before the host waits: that is no part of a round
         self._synchronize()
         self._closed_ns, self._closed_at = self._clock(), len(self.round_starts)
-        self._leave_round()
         self._ranges.pop()
         self._is_open, self._is_over = False, True
         self._closed()

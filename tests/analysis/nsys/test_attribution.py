@@ -16,7 +16,6 @@ from ddbench.analysis.nsys.attribution import Attribution, attribute
 from ddbench.analysis.nsys.export import read_export
 from ddbench.analysis.nsys.ledger import BASES, Ledger, LedgerLine
 from ddbench.analysis.nsys.names import STAGE_NAMES
-from ddbench.analysis.nsys.totals import busy_ns
 from ddbench.records import NotMeasured
 
 made = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("nsys_exports.py"))))
@@ -373,11 +372,3 @@ def test_attribution_equals_brute_force(capture: Any) -> None:
     for line in found.ledger.lines:
         own = [key for key in wanted.elements() if key[3] == line.basis]
         assert (line.count, line.time_ns) == (len(own), sum(end - start for start, end, *_ in own))
-
-
-@given(st.lists(st.tuples(moments, lengths), max_size=20))
-def test_busy_time_is_the_time_in_which_anything_runs(spans: list[tuple[int, int]]) -> None:
-    rows = sorted((start, start + length) for start, length in spans)
-    covered = {moment for start, end in rows for moment in range(start, end)}
-    frame = pd.DataFrame(rows, columns=["start", "end"], dtype="int64")
-    assert busy_ns(frame["start"].to_numpy(), frame["end"].to_numpy()) == len(covered)

@@ -9,20 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddbench.analysis.profile.captured_case import ToolPass
-from ddbench.analysis.profile.device_time import (
-    BETWEEN,
-    IN_QUEUE,
-    IN_REPLAY,
-    LATENCY,
-    MEMORY,
-    NOTHING,
-    STAGE_CAUSES,
-    SYNC,
-    UNKNOWN,
-    DeviceTime,
-    device_time,
-    launch_latency,
-)
+from ddbench.analysis.profile.device_time import STAGE_CAUSES, DeviceTime, device_time
+from ddbench.analysis.profile.idle import Cause
+from ddbench.analysis.profile.latency import launch_latency
 from ddbench.captured import OUTSIDE_ROUNDS
 from ddbench.records import NotMeasured
 
@@ -81,13 +70,13 @@ def _cause(one: ToolPass, own: list[dict[str, Any]], after: dict[str, Any], gap_
     launch = after["launch_ns"]
     if after["kind"] != "operator":
         if launch < 0:
-            return UNKNOWN
+            return Cause.UNKNOWN
         if moment >= launch:
             place = own.index(after)
             if after["is_replayed"] and any(o["is_replayed"] and o["launch_ns"] == launch for o in own[:place]):
-                return IN_REPLAY
-            return IN_QUEUE if launch <= gap_start else LATENCY
-    for kinds, cause in ((("sync", "copy"), SYNC), (("memory",), MEMORY)):
+                return Cause.REPLAY
+            return Cause.QUEUE if launch <= gap_start else Cause.LAUNCH
+    for kinds, cause in ((("sync", "copy"), Cause.SYNC), (("memory",), Cause.MEMORY)):
         for call in one.calls.to_dict("records"):
             if call["kind"] in kinds and call["start_ns"] <= moment < call["end_ns"]:
                 return cause
@@ -96,7 +85,7 @@ def _cause(one: ToolPass, own: list[dict[str, Any]], after: dict[str, Any], gap_
         latest = max(range_["start_ns"] for range_ in around)
         names = {range_["name"] for range_ in around if range_["start_ns"] == latest}
         return STAGE_CAUSES[names.pop()] if len(names) == 1 else "either"
-    return BETWEEN
+    return Cause.HOST
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -118,7 +107,7 @@ def test_every_idle_nanosecond_has_the_cause_that_it_has_by_hand(make_pass, ops,
         assert found.causes == dict(causes)
     assert found.busy_ns + sum(found.causes.values()) + found.outside_ns == found.window_ns
     assert 0 <= found.idle_share <= 1
-    assert NOTHING not in found.causes, "what comes after the last op waits for no round"
+    assert Cause.NOTHING not in found.causes, "what comes after the last op waits for no round"
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -168,7 +157,7 @@ def test_latency_is_told_apart_for_ops_and_replays(make_pass) -> None:
             {"start_ns": 60, "end_ns": 61},  # its launch was not recorded
         ]
     )
-    found = launch_latency(one)
+    found = launch_latency(one.ops)
     assert (found.num_ops, found.median_op_ns, found.num_replays, found.median_replay_ns) == (2, 6.0, 1, 11.0)
 
 
@@ -176,5 +165,5 @@ def test_a_timeline_without_rounds_says_so(make_pass) -> None:
     found = device_time(make_pass([{"start_ns": 0, "end_ns": 5, "round": OUTSIDE_ROUNDS}]))
     assert isinstance(found, NotMeasured)
     assert isinstance(device_time(make_pass()), NotMeasured)
-    assert launch_latency(make_pass()).num_ops == 0
-    assert not np.isnan(launch_latency(make_pass()).median_op_ns)
+    assert launch_latency(make_pass().ops).num_ops == 0
+    assert not np.isnan(launch_latency(make_pass().ops).median_op_ns)

@@ -294,12 +294,6 @@ def test_one_tool_that_fails_does_not_cost_the_others(put: Put, gpu_case: NewCas
     assert [(one.tool, one.fault is None) for one in found] == [("nsys", False), ("torch", True), ("ncu", True)]
 
 
-def test_code_from_before_captures_has_none(gpu_case: NewCase, folder: Path, tmp_path: Path) -> None:
-    (capture,) = drive.capture_case(tmp_path / "job.json", folder, gpu_case("torch"), lambda phase: None, None)
-    assert capture.fault is not None
-    assert (capture.fault.reason, "checkout" in capture.fault.what) == ("unsupported", True)
-
-
 def test_outputs_are_held_against_the_first_clean_pass(folder: Path) -> None:
     assert clean_outputs(folder) == {"0": (7, 8, 9)}
 

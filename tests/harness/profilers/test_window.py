@@ -77,7 +77,7 @@ def test_a_window_of_rounds_that_are_read_at_once() -> None:
         *("+round/0", "+verify", "-verify", "-round/0"),
         *("idle", "start", "+window"),
         *("+round/1", "+verify", "-verify", "-round/1"),
-        *("+round/2", "+verify", "-verify", "idle", "-round/2", "-window", "stop"),
+        *("+round/2", "+verify", "-verify", "-round/2", "idle", "-window", "stop"),
     ]
 
 
@@ -89,7 +89,7 @@ def test_a_window_of_rounds_that_are_read_late() -> None:
         *("+round/0", "+verify", "-verify", "-round/0"),
         *("idle", "start", "+window"),
         *("+round/1", "+verify", "-verify", "-round/1"),
-        *("+round/2", "+verify", "-verify", "idle", "-round/2", "-window", "stop"),
+        *("+round/2", "+verify", "-verify", "-round/2", "idle", "-window", "stop"),
     ]
 
 

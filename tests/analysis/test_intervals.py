@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddbench.analysis.profile.intervals import painted, union
+from ddbench.analysis.intervals import painted, union
 
 SPAN = st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 SPANS = st.lists(SPAN, max_size=8)
@@ -33,12 +33,11 @@ def test_what_lies_within_is_counted_moment_by_moment(spans, windows) -> None:
     assert found.tolist() == [len(points(spans) & set(range(low, high))) for low, high in windows]
 
 
-@given(st.lists(st.tuples(SPAN, st.integers(0, 3)), max_size=8))
-def test_later_paint_covers_earlier_paint(layers) -> None:
-    spans = [span for span, _ in layers]
-    found = painted(*arrays(spans), np.array([code for _, code in layers], dtype=np.int64))
-    shown = {moment: code for (low, high), code in layers for moment in range(low, high)}
-    for code in range(4):
-        own = found.get(code)
-        covered = set() if own is None else points(list(zip(own.start.tolist(), own.end.tolist(), strict=True)))
-        assert covered == {moment for moment, top in shown.items() if top == code}
+@given(SPANS)
+def test_later_paint_covers_earlier_paint(spans) -> None:
+    start, end = arrays(spans)
+    cuts = np.unique(np.concatenate([[0, 40], start, end]))
+    shown = painted(cuts, start, end, np.arange(len(spans)), np.full(len(cuts) - 1, -1))
+    for moment in range(40):
+        expected = max((place for place, (low, high) in enumerate(spans) if low <= moment < high), default=-1)
+        assert shown[np.searchsorted(cuts, moment, side="right") - 1] == expected

@@ -1,4 +1,7 @@
-"""Sets of time as disjoint, sorted intervals: unions, and how much of one lies in another. Integers, nanoseconds."""
+"""Sets of time as disjoint, sorted intervals: unions, how much of one lies in another, what covers what.
+
+Integers, nanoseconds. N intervals, C cuts.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +46,12 @@ def union(start: np.ndarray, end: np.ndarray) -> Intervals:
     return Intervals(start[is_first], reached[np.append(is_first[1:], True)])
 
 
-def painted(start: np.ndarray, end: np.ndarray, code: np.ndarray) -> dict[int, Intervals]:
-    """Code -> its time, where later intervals of the list cover earlier ones."""
-    edges = np.unique(np.concatenate([start, end]))
-    owner = np.full(max(len(edges) - 1, 0), -1, np.int64)
-    for low, high, own in zip(np.searchsorted(edges, start), np.searchsorted(edges, end), code, strict=True):
-        owner[low:high] = own
-    return {int(own): union(edges[:-1][owner == own], edges[1:][owner == own]) for own in np.unique(owner[owner >= 0])}
+def painted(cuts: np.ndarray, start: np.ndarray, end: np.ndarray, codes: np.ndarray, ground: np.ndarray) -> np.ndarray:
+    """What each piece between two cuts shows once the intervals are painted over `ground`, one after the other.
+
+    `cuts` [C] holds every start and end; `ground` [C - 1] is what the pieces show before. Later paint covers.
+    """
+    shown = ground.copy()
+    for low, high, code in zip(np.searchsorted(cuts, start), np.searchsorted(cuts, end), codes, strict=True):
+        shown[low:high] = code
+    return shown

@@ -1,11 +1,10 @@
-"""Gaps, rows, tracks and paint against a count of single nanoseconds."""
+"""Rows and tracks: nothing overlaps in the one, everything nests in the other."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddbench.analysis.profile.intervals import union
-from ddbench.timeline.intervals import gaps_of, painted, rows_of, tracks_of
+from ddbench.timeline.tracks import rows_of, tracks_of
 
 END = 24
 Spans = list[tuple[int, int]]
@@ -16,15 +15,6 @@ spans = st.lists(
 
 def columns(some: Spans) -> tuple[np.ndarray, np.ndarray]:
     return np.array([low for low, _ in some], np.int64), np.array([high for _, high in some], np.int64)
-
-
-@given(spans)
-def test_gaps_are_the_nanoseconds_that_nothing_covers(some: Spans) -> None:
-    covered = {at for low, high in some for at in range(low, high)}
-    start, end = gaps_of(union(*columns(some)), 0, END)
-    free = [at for low, high in zip(start, end, strict=True) for at in range(low, high)]
-    assert free == [at for at in range(END) if at not in covered]
-    assert all(left < right for left, right in zip(end[:-1], start[1:], strict=True)), "neighbouring gaps are one"
 
 
 @given(spans)
@@ -54,13 +44,3 @@ def test_what_shares_a_track_nests_or_is_apart(some: Spans) -> None:
 def test_nested_spans_need_one_track_and_crossing_ones_two() -> None:
     assert tracks_of(*columns([(0, 10), (1, 4), (4, 6), (12, 14)])).tolist() == [0, 0, 0, 0]
     assert tracks_of(*columns([(0, 10), (5, 15)])).tolist() == [0, 1]
-
-
-@given(spans)
-def test_the_last_layer_shows(some: Spans) -> None:
-    start, end = columns(some)
-    cuts = np.unique(np.concatenate([[0, END], start, end]))
-    shown = painted(cuts, start, end, np.arange(len(some)), np.full(len(cuts) - 1, -1))
-    for at in range(END):
-        expected = max((place for place, (low, high) in enumerate(some) if low <= at < high), default=-1)
-        assert shown[np.searchsorted(cuts, at, side="right") - 1] == expected
