@@ -20,6 +20,7 @@ from ddbench.records import NotMeasured, OkResult
 from ddbench.spec import Tool
 
 FRAMES: tuple[str, ...] = ("device_ops", "host_calls", "host_ranges", "stage_samples", "kernel_counters")
+KERNEL_TIME = "time"  # among the counters: of a kernel, alone on the device
 TIMELINES: tuple[Tool, ...] = ("nsys", "torch")  # tools that record ops and calls, the better one first
 
 Key = tuple[str, str]  # run, case id
@@ -47,6 +48,18 @@ class ToolPass:
     @property
     def end_ns(self) -> int:
         return window_end(self.capture, self.ops)
+
+    @property
+    def num_ops(self) -> int:
+        """Device ops of the window: of the timeline, or kernels under the counters."""
+        return int(self.counters["index"].nunique()) if self.tool == "ncu" else len(self.ops)
+
+    @property
+    def device_ns(self) -> int:
+        """Their times, summed."""
+        if self.tool != "ncu":
+            return int((self.ops["end_ns"] - self.ops["start_ns"]).sum())
+        return int(self.counters["value"][texts(self.counters, "metric") == KERNEL_TIME].round().sum())
 
     @property
     def unusable(self) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ddbench.analysis.profile.captured_case import CapturedCase, ToolPass, texts
+from ddbench.analysis.profile.captured_case import KERNEL_TIME, CapturedCase, ToolPass, texts
 from ddbench.analysis.profile.copies import moved_by_copies
 from ddbench.analysis.profile.launches import busy_of, stages_among
 from ddbench.analysis.values import missing
@@ -23,7 +23,7 @@ from ddbench.records import NotMeasured, StageCost
 
 Bytes = float | NotMeasured
 READ, WRITTEN = "dram_read", "dram_write"  # of counters (bytes) and of sampled metrics (% of the peak)
-KERNEL_TIME = "time"  # of a kernel under the counters, alone on the device
+MOST_HOMELESS = 0.01  # of the counted kernels: with more of them no stage's sum is the stage's
 ROUNDING = 0.5  # nsys samples whole percents of the DRAM's peak
 STAGES = frozenset(stage.value for stage in ROUND_STAGES)
 
@@ -181,6 +181,9 @@ def _counted(one: ToolPass | NotMeasured) -> dict[str, float] | NotMeasured:
     why = _why_no_bytes(kernels)
     if why is not None:
         return why
+    homeless = int((kernels["stage"] == "").sum())
+    if homeless > MOST_HOMELESS * len(kernels):
+        return missing(f"{homeless} of {len(kernels)} counted kernels have no stage")
     moved = (kernels[READ] + kernels[WRITTEN]).groupby(kernels["stage"]).sum() / one.num_rounds
     return {str(stage): float(value) for stage, value in moved.items()}
 

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from ddbench.analysis.nsys.gpu_metrics import METRICS
-from ddbench.analysis.profile.captured_case import CapturedCase, ToolPass
-from ddbench.analysis.profile.moved import KERNEL_TIME, wide_counters
+from ddbench.analysis.profile.captured_case import KERNEL_TIME, CapturedCase, ToolPass
+from ddbench.analysis.profile.moved import wide_counters
 from ddbench.analysis.values import missing
 from ddbench.engine.stages import Stage
 from ddbench.records import NotMeasured
