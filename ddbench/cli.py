@@ -136,7 +136,7 @@ def sweep_command(
 
 
 @main.command("check", short_help="Prove the implementations correct on this machine.")
-@click.option("--only", type=click.Choice(["ops", "parity", "distribution"]), help="One suite.")
+@click.option("--only", type=click.Choice(["ops", "parity", "distribution", "replay"]), help="One suite.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: a GPU where there is one.")
 def check_command(only: str | None, device: Any) -> None:
     """Prove the implementations correct on this machine: ops, variants, sampling. Nothing is timed.

@@ -9,38 +9,16 @@ T output positions, K candidates per position.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 
+from ddbench.engine import oracle, profiles
 from ddbench.engine.batch import Batch
 from ddbench.engine.types import CaseFacts, Part, Request, Setting
 from ddbench.errors import UserError
 
 _NO_CANDIDATE = -torch.inf
-
-# Recorded acceptance by EngineSpec.oracle_profile: the d-th number counts the rounds whose first d drafted tokens were
-# all right. From the chain arm of the shipped pair (drafter 0d3c708d63ffef63, target 09e77632fffbe62a; greedy, fp32,
-# block 8) over its 96 held-out prompts, 64 tokens each, all rounds, tokens past a stop included; by kind of prompt the
-# 32 prompts of that kind. `nano-k2` is the evaluation's `accepted_histogram` in the pair's training card, summed up
-# from the end. Real for that pair only: what another pair would reach is another number.
-ORACLE_PROFILES = {
-    "nano-k2": (1897, 1471, 1094, 758, 486, 293, 166, 87),
-    "nano-k2-code": (609, 473, 360, 259, 171, 119, 68, 28),
-    "nano-k2-docs": (695, 521, 368, 253, 141, 61, 23, 7),
-    "nano-k2-prose": (593, 477, 366, 246, 174, 113, 75, 52),
-}
-
-
-def recorded_quality(profile: str, horizon: int) -> tuple[float, ...]:
-    """Per drafted position, how often its first choice was right where all before were.
-
-    Positions beyond those recorded take the last recorded value.
-    """
-    counts = ORACLE_PROFILES[profile]
-    quality = [right / reached for reached, right in pairwise(counts)]
-    return tuple(quality[min(depth, len(quality) - 1)] for depth in range(horizon))
 
 
 class DFlashDraft(Part):
@@ -91,36 +69,27 @@ class RandomDraft(DFlashDraft):
 class OracleDraft(DFlashDraft):
     """The drafter's work in full, then logits around the true continuation (numbers from it are `replayed`).
 
-    Quality is `oracle_quality` or, without it, the recorded `oracle_profile`.
-    At depth d the draft's first choice has probability p, uniform around quality[d]; the remaining mass halves from
-    rank to rank. The true token's rank is drawn from that very distribution, so the draft is calibrated. All draws
-    depend on seed, request and position only: rejected and repeated drafts see the same logits.
+    How good they are says `oracle_quality` or, without it, the recorded `oracle_profile` (see `engine/oracle.py`).
     """
-
-    NUM_CANDIDATES = 16
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        vocab = setting.facts.target.vocab
-        continuations = setting.continuations
-        if not continuations:
+        if not setting.continuations:
             raise UserError("draft 'oracle' needs the true continuation of every request: none were given")
-        quality = setting.oracle_quality or recorded_quality(setting.facts.spec.oracle_profile, self._horizon)
-        if len(quality) < self._horizon or not all(0.0 <= q <= 1.0 for q in quality):
-            raise UserError(f"oracle_quality {quality}: give {self._horizon} values in 0..1, one per drafted position")
-        ids = sorted(continuations)
-        length = max(len(continuations[i]) for i in ids) + 1  # one position past the end: nothing is known there
-        rows = [
-            _oracle_rows(
-                continuations[i], quality[: self._horizon], length, min(self.NUM_CANDIDATES, vocab), vocab,
-                torch.Generator().manual_seed(setting.facts.spec.seed * 1_000_003 + i),
-            )
-            for i in ids
-        ]  # fmt: skip
-        self._known = frozenset(ids)
-        self._request_ids = torch.tensor(ids, device=setting.device)  # [R]
-        self._token_ids = torch.stack([row[0] for row in rows]).to(setting.device)  # [R, T, L, K] int64
-        self._logits = torch.stack([row[1] for row in rows]).to(setting.device)  # [R, T, L, K] float32
+        spec, vocab, horizon = setting.facts.spec, setting.facts.target.vocab, self._horizon
+        truth, device = setting.continuations, setting.device
+        self._candidates: oracle.QualityCandidates | oracle.BlockCandidates
+        if not setting.oracle_quality and spec.oracle_profile not in profiles.COUNTS:
+            blocks = profiles.read_blocks(spec.oracle_profile)
+            self._candidates = oracle.BlockCandidates(truth, horizon, blocks, vocab, spec.seed, device)
+        else:
+            quality = setting.oracle_quality or profiles.recorded_quality(spec.oracle_profile, horizon)
+            if len(quality) < horizon or not all(0.0 <= q <= 1.0 for q in quality):
+                raise UserError(f"oracle_quality {quality}: give {horizon} values in 0..1, one per drafted position")
+            self._candidates = oracle.QualityCandidates(truth, quality[:horizon], vocab, spec.seed, device)
+        self._known = frozenset(truth)
+        self._request_ids = torch.tensor(sorted(truth), device=device)  # [R]
+        self._last_place = oracle.longest(truth) - 1
 
     def begin(self, requests: Sequence[Request]) -> None:
         unknown = {request.request_id for request in requests}.difference(self._known)
@@ -130,40 +99,8 @@ class OracleDraft(DFlashDraft):
     def __call__(self, batch: Batch) -> torch.Tensor:
         logits = super().__call__(batch)
         row = torch.searchsorted(self._request_ids, batch.request_ids)  # [B]
-        place = (batch.lengths - batch.prompt_lengths).clamp_(max=self._logits.shape[1] - 1)
-        return logits.fill_(_NO_CANDIDATE).scatter_(2, self._token_ids[row, place], self._logits[row, place])
-
-
-def _oracle_rows(
-    tokens: Sequence[int],
-    quality: tuple[float, ...],
-    length: int,
-    num_candidates: int,
-    vocab: int,
-    generator: torch.Generator,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Candidates of one request: token ids and log-probabilities [T, L, K] by position of the anchor in the output.
-
-    Wrong candidates are a run of ids from a random start, skipping the true one. Past the end of the continuation the
-    "true" token is random.
-    """
-    horizon = len(quality)
-    uniform = torch.rand(3, length, horizon, generator=generator)
-    filler = torch.randint(vocab, (length + horizon,), generator=generator)
-    truth = torch.cat([torch.tensor(list(tokens), dtype=torch.int64), filler])[: length + horizon]
-    truth = truth.unfold(0, horizon, 1)[1 : length + 1]  # [T, L] row t: the tokens after output position t
-    center = torch.tensor(quality)
-    top = center + (2 * uniform[0] - 1) * torch.minimum(center, 1 - center)  # [T, L] mean: quality
-    halves = 0.5 ** torch.arange(num_candidates)
-    halves[0] = 0.0
-    probabilities = (1 - top)[..., None] * halves  # [T, L, K] ranks 1, 2, ...: 1/2, 1/4, ... of what the first left
-    probabilities[..., 0] = top
-    rank = (probabilities.cumsum(-1) < uniform[1][..., None]).sum(-1).clamp_(max=num_candidates - 1)  # [T, L]
-    start = (uniform[2] * (vocab - 1)).long()[..., None]
-    wrong = (start + torch.arange(num_candidates)) % (vocab - 1)  # distinct, in 0..V-2
-    token_ids = (truth[..., None] + 1 + wrong) % vocab  # never the true one
-    token_ids.scatter_(2, rank[..., None], truth[..., None])
-    return token_ids, probabilities.log()
+        place = (batch.lengths - batch.prompt_lengths).clamp_(max=self._last_place)
+        return self._candidates.write(logits, row, place)
 
 
 class PromptLookupDraft(Part):

@@ -1,8 +1,8 @@
 """`ddbench check`: is what would be measured correct here, on this machine and these library versions?
 
-Three suites: every implementation of every op against its specification; every variant of every part, greedy, against
-plain decoding; the law of sampled output against the target's, with a wrong rule that has to be caught. Nothing is
-timed.
+Four suites: every implementation of every op against its specification; every variant of every part, greedy, against
+plain decoding; the law of sampled output against the target's, with a wrong rule that has to be caught; what an oracle
+accepts against the pair that its profile was recorded from. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import Literal
 from ddbench.engine.distribution_check import DistributionCheck, MinRatioSampler, check_distribution
 from ddbench.engine.engine import Engine
 from ddbench.engine.parts import PARTS, absence, supports
+from ddbench.engine.profiles import SHIPPED, read_blocks
 from ddbench.engine.types import Request
 from ddbench.harness.parity import Outputs, autoregressive_outputs, compare, next_token_logits, outputs_of
+from ddbench.harness.replay import TOLERANCE, replayed_lengths
 from ddbench.models.weights import Models, checkpoint_folder, load_models
 from ddbench.ops import OPS, SIZES, check_op, why_not
 from ddbench.spec import ARMS, EngineSpec
@@ -170,8 +172,26 @@ def _describe(check: DistributionCheck) -> str:
     return f"z {check.z:.1f} over {check.num_draws} draws, total variation {check.total_variation:.3f}"
 
 
+# ------------------------------------------------------------------------------------------------------------ replay
+
+
+def check_replay(device: Literal["cpu", "cuda"]) -> Iterator[Row]:
+    """Acceptance lengths of every shipped profile of blocks against those of its pair. Runs on the CPU."""
+    for name, path in SHIPPED.items():
+        if not path.is_file():
+            yield Row("replay", name, "skipped", "its file is not in this installation")
+            continue
+        blocks = read_blocks(name)
+        for arm, replayed in replayed_lengths(blocks).items():
+            measured = blocks.card.acceptance_lengths[arm]
+            off = replayed / measured - 1
+            detail = f"acceptance length {replayed:.3f}, of the pair {measured:.3f}: {off:+.1%}"
+            yield Row("replay", f"{name} {arm}", "ok" if abs(off) <= TOLERANCE else "failed", detail)
+
+
 SUITES: dict[str, Callable[[Literal["cpu", "cuda"]], Iterator[Row]]] = {
     "ops": check_ops,
     "parity": check_parity,
     "distribution": check_sampling,
+    "replay": check_replay,
 }

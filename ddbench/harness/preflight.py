@@ -1,7 +1,8 @@
 """What would make every case of a plan end in the same error is said before the first one starts.
 
-Between the plan and the run folder: prompts, context length, concurrency, memory, and the checkpoint's files, each
-looked at once per pair of models and workload. What only a running case can find stays that case's own failure.
+Between the plan and the run folder: prompts, context length, concurrency, memory, the oracle's profile, and the
+checkpoint's files, each looked at once per pair of models and workload. What only a running case can find stays that
+case's own failure.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import psutil
 import torch
 from torch import nn
 
+from ddbench.engine.profiles import profile_digest
 from ddbench.engine.types import CaseFacts, Request
 from ddbench.errors import UserError, did_you_mean
 from ddbench.harness.plan import Plan
@@ -31,6 +33,8 @@ def check_requests(plan: Plan) -> None:
     prompts: dict[tuple[str, int, str], tuple[Request, ...]] = {}
     for spec in dict.fromkeys(case.workload for case in plan.cases):
         check_source(spec)  # before any weights are read
+    for engine in dict.fromkeys(case.engine for case in plan.cases):
+        profile_digest(engine)  # reads all of a recorded profile
     for case in plan.cases:
         key = _models_key(case.engine)
         if key not in pairs:

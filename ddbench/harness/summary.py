@@ -9,11 +9,13 @@ import resource
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import psutil
 import torch
 
+from ddbench.engine.profiles import profile_digest
 from ddbench.engine.stages import ROUND_STAGES
 from ddbench.engine.types import CaseFacts
 from ddbench.errors import DdbenchError
@@ -110,7 +112,7 @@ def warnings_of(
         "the passes of this case emitted different tokens": any(one.outputs != clean.outputs for one in observed),
         "no drafted token was ever accepted: the draft does nothing": card.acceptance == "measured" and never_helped,
         "random weights: the acceptance length means nothing": card.acceptance == "random_weights",
-        f"acceptance is replayed: {_replayed_from(case.engine)}": card.acceptance == "replayed",
+        f"acceptance is replayed: {replayed_from(case.engine)}": card.acceptance == "replayed",
         "prompts are random token ids: acceptance and expert use are not those of real text": (
             case.workload.prompts == "random"
         ),
@@ -128,8 +130,12 @@ def warnings_of(
     )
 
 
-def _replayed_from(spec: EngineSpec) -> str:
-    return "the oracle_quality asked for" if spec.oracle_quality else f"the recorded profile '{spec.oracle_profile}'"
+def replayed_from(spec: EngineSpec) -> str:
+    """Whose acceptance an oracle draft replays."""
+    if spec.oracle_quality:
+        return "the oracle_quality asked for"
+    digest = profile_digest(spec)
+    return f"the recorded profile '{Path(spec.oracle_profile).name}'" + (f" ({digest})" if digest else "")
 
 
 def _prompt_warnings(card: ModelCard, prompts: PromptCard | None) -> list[str]:

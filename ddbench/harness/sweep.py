@@ -189,8 +189,8 @@ def as_it_was(run: RunFolder, now: Environment) -> RunFolder:
     for then_id, now_id, case in zip(manifest.case_ids, case_ids(manifest.cases, now), manifest.cases, strict=True):
         if now_id != then_id:
             raise UserError(
-                f"{path}: the weights of '{case.engine.target}' are not the ones of then, or its prompts: "
-                "start a new run"
+                f"{path}: the weights of '{case.engine.target}' are not the ones of then, or its prompts, or "
+                "its oracle_profile: start a new run"
             )
     run.sweep_leftovers()
     return run
@@ -209,6 +209,7 @@ def case_ids(cases: Sequence[Case], environment: Environment) -> tuple[str, ...]
     for engine in digests:
         pair = (engine.target, engine.drafter, engine.seed)
         digests[engine] = known[pair] if pair in known else known.setdefault(pair, models_digest(engine))
+        digests[engine] += _profile_digest(engine)
     return tuple(case_id(case_key(case), digests[case.engine] + _prompts_digest(case), environment) for case in cases)
 
 
@@ -225,6 +226,13 @@ def models_digest(engine: EngineSpec) -> str:
     names = ("config.json", "tokenizer.json", "prompts.jsonl", "target.safetensors")
     files = [*(folder / name for name in names), drafter / "config.json", drafter / "drafter.safetensors"]
     return hashlib.sha256("".join(_file_digest(file) for file in files).encode()).hexdigest()
+
+
+def _profile_digest(engine: EngineSpec) -> str:
+    """Of the file of blocks that an oracle replays, so that a file written anew is another case."""
+    from ddbench.engine.profiles import profile_digest
+
+    return profile_digest(engine)
 
 
 def _prompts_digest(case: Case) -> str:
@@ -275,7 +283,7 @@ class Leg:
         run: RunFolder,
         console: Console,
         command: Sequence[str],
-        capture: Sequence[str] | None = drive.WORKER,  # the command of a case's process under a profiler
+        capture: Sequence[str] = drive.WORKER,  # the command of a case's process under a profiler
     ) -> None:
         self.run = run
         self.tally = Tally()

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import math
-from typing import get_args
-
 import pytest
 import torch
 
 from ddbench.engine.batch import Running
-from ddbench.engine.draft import ORACLE_PROFILES, recorded_quality
+from ddbench.engine.profiles import recorded_quality
 from ddbench.engine.types import Request
 from ddbench.errors import UserError
-from ddbench.models.weights import PRETRAINED, load_models, random_models
-from ddbench.spec import EngineSpec
+from ddbench.models.weights import random_models
 
 
 @pytest.fixture
@@ -217,31 +212,6 @@ def test_oracle_logits_depend_on_seed_request_and_position_only(gqa_models, make
     assert torch.equal(draw({2: truth[::-1], 4: truth, 8: truth})[:3], alone[:3])
     assert not torch.equal(draw({4: truth}, seed=1)[0], alone[0])
     assert torch.isfinite(alone.logsumexp(-1)).all()  # past the end of what is known, too
-
-
-def test_the_recorded_profile_is_that_of_the_training_card():
-    """Recomputed from the histogram of accepted tokens: first choice right at depth d, given that all before were."""
-    card = json.loads((PRETRAINED / "nano-k2" / "training-card.json").read_text(encoding="utf-8"))
-    histogram = card["evaluation"]["arms"]["chain"]["accepted_histogram"]
-    reached = [sum(histogram[depth:]) for depth in range(8)]
-    expected = [reached[depth + 1] / reached[depth] for depth in range(7)]
-    assert list(recorded_quality("nano-k2", 7)) == pytest.approx(expected)
-    mean_accepted = sum(math.prod(expected[:depth]) for depth in range(1, 8))
-    assert 1 + mean_accepted == pytest.approx(card["evaluation"]["arms"]["chain"]["tau_uncut"], abs=1e-3)
-    assert card["evaluation"]["drafter_sha256"] == load_models(EngineSpec(target="nano-k2")).facts.drafter_digest
-
-
-def test_profiles_of_kinds_are_parts_of_the_whole_and_all_can_be_asked_for():
-    kinds = [ORACLE_PROFILES[f"nano-k2-{kind}"] for kind in ("code", "docs", "prose")]
-    assert tuple(map(sum, zip(*kinds, strict=True))) == ORACLE_PROFILES["nano-k2"]
-    annotation = EngineSpec.model_fields["oracle_profile"].annotation
-    assert set(get_args(annotation)) == ORACLE_PROFILES.keys()
-
-
-def test_a_profile_shorter_than_the_block_goes_on_with_its_last_value():
-    recorded = recorded_quality("nano-k2-docs", 7)
-    assert recorded_quality("nano-k2-docs", 10) == (*recorded, *recorded[-1:] * 3)
-    assert recorded_quality("nano-k2-docs", 2) == recorded[:2]
 
 
 def test_an_oracle_without_quality_replays_the_profile(gqa_models, make_engine):
