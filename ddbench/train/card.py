@@ -33,6 +33,15 @@ def command_line(context: click.Context) -> str:
     return shlex.join(words)
 
 
+def given_options(context: click.Context) -> dict[str, str]:
+    """What the command line sets, by parameter: the option as it is spelled."""
+    return {
+        str(parameter.name): parameter.opts[0]
+        for parameter in context.command.params
+        if context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+    }
+
+
 def read_card(folder: Path) -> dict[str, Any]:
     """The folder's card; empty where there is none."""
     path = folder / "training-card.json"

@@ -160,10 +160,10 @@ def drafter_command(context: click.Context, **options: Any) -> None:
         --out pair --minutes 7
       ddbench train drafter --answers answers --out smollm2-135m-dflash --block 8 --minutes 8 --stop-after 6
     """
-    from ddbench.train.card import command_line
+    from ddbench.train.card import command_line, given_options
     from ddbench.train.pipeline import run_any_drafter
 
-    run_any_drafter(echo=click.echo, command=command_line(context), **options)
+    run_any_drafter(echo=click.echo, command=command_line(context), given=given_options(context), **options)
 
 
 @train.command("prompts")

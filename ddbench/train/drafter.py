@@ -17,9 +17,11 @@ from ddbench.models.drafter import Drafter
 from ddbench.models.target import Target
 from ddbench.models.weights import randomize
 from ddbench.train.continuations import Continuations
+from ddbench.train.folded import folded_attention
 from ddbench.train.loop import Budget, Report, TrainingRun, make_optimizer, run_steps, shape_key
 
 GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}  # by block size, as published
+GROUP = 16  # anchors whose blocks attend in one call
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +70,16 @@ def block_mask(anchors: torch.Tensor, num_context: int, block: int, window: int 
     return torch.cat((sees_context, sees_block), dim=2)[:, None]
 
 
-def block_logits(
+def block_hidden(
     drafter: Drafter, target: Target, features: torch.Tensor, ids: torch.Tensor, anchors: torch.Tensor, block: int
 ) -> torch.Tensor:
-    """Draft logits of every block in one pass: features [B,T,K*M], ids [B,T], anchors [B,A] -> [B, A, P-1, V]."""
+    """What the target's head turns into draft logits, of every block in one pass.
+
+    features [B, T, K*M], ids [B, T], anchors [B, A] -> [B, A, P-1, D]. Blocks attend in groups: a block sees the
+    context and itself, so that one call for all of them would be spent mostly on keys that nobody sees.
+    """
     shape, (rows, num_anchors) = drafter.shape, anchors.shape
+    groups = num_anchors // _group_size(num_anchors)
     context = drafter.context(features)  # [B, T, D]
     block_ids = torch.full((rows, num_anchors, block), shape.mask_token_id, device=ids.device)
     block_ids[:, :, 0] = ids.gather(1, anchors)
@@ -83,19 +90,35 @@ def block_logits(
     for i, layer in enumerate(drafter.layers):
         rule = (shape.window(i), shape.causal_in_block(i))
         if rule not in masks:
-            masks[rule] = block_mask(anchors, ids.shape[1], block, *rule)
+            masks[rule] = block_mask(anchors.reshape(rows * groups, -1), ids.shape[1], block, *rule)
         h = layer.input_norm(x)
         attention = layer.attention
         pairs = zip(attention.key_value(context, context_rows), attention.key_value(h, block_rows), strict=True)
-        k, v = (torch.cat(pair, dim=1).transpose(1, 2) for pair in pairs)  # [B, G, T + A*P, hd]
-        q = attention.query(h, block_rows).transpose(1, 2)
-        groups = shape.num_heads // shape.num_kv_heads
-        k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
-        out = F.scaled_dot_product_attention(q, k.to(q.dtype), v.to(q.dtype), masks[rule], scale=attention.scale)
-        x = x + attention.o_proj(out.transpose(1, 2).flatten(2))
+        k, v = (_grouped(*pair, groups) for pair in pairs)  # [B*groups, T + R, G, hd]
+        q = attention.query(h, block_rows).reshape(rows * groups, -1, shape.num_heads, shape.head_dim)
+        out = folded_attention(q.to(v.dtype), k.to(v.dtype), v, masks[rule], attention.scale)
+        x = x + attention.o_proj(out.reshape(rows, num_anchors * block, -1))
         x = x + layer.mlp(layer.post_norm(x))
-    x = drafter.norm(x).unflatten(1, (num_anchors, block))[:, :, 1:]
-    return target.head(x)
+    return drafter.norm(x).unflatten(1, (num_anchors, block))[:, :, 1:]
+
+
+def _group_size(num_anchors: int) -> int:
+    """Anchors that attend in one call: the most up to GROUP that divide them."""
+    return next(size for size in range(min(GROUP, num_anchors), 0, -1) if num_anchors % size == 0)
+
+
+def _grouped(context: torch.Tensor, own: torch.Tensor, groups: int) -> torch.Tensor:
+    """Keys (or values) of the context [B, T, G, hd] and of the blocks [B, A*P, G, hd], one set for each group."""
+    own = own.unflatten(1, (groups, -1))  # [B, groups, R, G, hd]
+    shared = context[:, None].expand(-1, groups, -1, -1, -1)
+    return torch.cat((shared.to(own.dtype), own), dim=2).flatten(0, 1)
+
+
+def block_logits(
+    drafter: Drafter, target: Target, features: torch.Tensor, ids: torch.Tensor, anchors: torch.Tensor, block: int
+) -> torch.Tensor:
+    """Draft logits of every block: features [B,T,K*M], ids [B,T], anchors [B,A] -> [B, A, P-1, V]."""
+    return target.head(block_hidden(drafter, target, features, ids, anchors, block))
 
 
 def draft_loss(logits: torch.Tensor, ids: torch.Tensor, anchors: torch.Tensor, gamma: float) -> torch.Tensor:
@@ -109,12 +132,16 @@ def draft_loss(logits: torch.Tensor, ids: torch.Tensor, anchors: torch.Tensor, g
 
 
 def sample_anchors(
-    prompt_lengths: torch.Tensor, total: int, block: int, count: int, generator: torch.Generator
+    prompt_lengths: torch.Tensor, total: int | torch.Tensor, block: int, count: int, generator: torch.Generator
 ) -> torch.Tensor:
-    """`count` anchors per row, uniform over the answer positions whose whole block lies in the row. -> [B, count]."""
-    room = (total - block + 1 - prompt_lengths)[:, None]
+    """`count` anchors per row, uniform over the answer positions whose whole block lies in the row. -> [B, count].
+
+    `total` is the length of all rows, or of each, [B].
+    """
+    last = (total - block + torch.zeros_like(prompt_lengths))[:, None]
+    room = last + 1 - prompt_lengths[:, None]
     uniform = torch.rand(len(prompt_lengths), count, generator=generator, device=prompt_lengths.device)
-    return prompt_lengths[:, None] + (uniform * room).long().clamp(max=total - block)
+    return torch.minimum(prompt_lengths[:, None] + (uniform * room).long(), last)
 
 
 def replay(

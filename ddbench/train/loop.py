@@ -143,15 +143,22 @@ def run_steps(
     *,
     peak: float,
     warmup_steps: int,
+    stop_after: float | None = None,
     clock: Clock = time.monotonic,
 ) -> None:
     """Train until the budget is used, evaluating every tenth of it; `train_step(step, fraction)` returns the loss.
 
-    Only time spent training counts; a checkpoint follows every evaluation and every minute.
+    Only time spent training counts; a checkpoint follows every evaluation and every minute. After `stop_after` seconds
+    by the clock it stops with a checkpoint, to be resumed.
     """
     saved, reported = run.seconds, clock()
+    started = reported
     while (fraction := budget.fraction(run.step, run.seconds)) < 1.0:
         began = clock()
+        if stop_after is not None and began - started >= stop_after:
+            run.save()
+            report(f"stopped at step {run.step}, {100 * fraction:.1f} %: the same command goes on from there")
+            return
         rate = learning_rate(fraction, run.step, peak, warmup_steps)
         loss = _update(run, train_step(run.step, fraction), rate)
         if run.step % REPORT_STEPS == 0 or clock() - reported >= REPORT_SECONDS:

@@ -134,6 +134,33 @@ def run_drafter(*, corpus: Path, heldout: Path, out: Path, work: Path | None, in
     echo(f"card: {update_card(out, 'drafter', facts)}")
 
 
+ONLY_FOR_ANSWERS = (
+    *("layers", "block", "tokens_per_step", "anchor_share", "int8_share"),
+    *("stop_after_minutes", "compiled", "heldout_every"),
+)  # fmt: skip
+ONLY_FOR_CORPUS = ("corpus", "heldout", "rows", "total", "greedy_share", "max_repetition", "batch_rows")
+
+
+def run_any_drafter(*, answers: Path | None, given: dict[str, str], **options: Any) -> None:
+    """Train on a chat model's answers where they are given, else on continuations of a corpus.
+
+    `given` has the spelling of every option that was set: one that would be passed over is an error.
+    """
+    from ddbench.train.answer_pipeline import run_answer_drafter
+
+    way, others = ("--answers", ONLY_FOR_CORPUS) if answers is not None else ("--corpus", ONLY_FOR_ANSWERS)
+    for name in given:
+        if name in others:
+            raise UserError(f"{given[name]} does not go with {way}: leave one of the two out")
+    options = {name: value for name, value in options.items() if name not in others}
+    if answers is not None:
+        run_answer_drafter(answers=answers, **options)
+    elif options["corpus"] is None or options["heldout"] is None:
+        raise UserError("a drafter is trained on --answers FOLDER, or on --corpus FILE with --heldout FILE")
+    else:
+        run_drafter(**options)
+
+
 def run_tokenizer(*, corpus: Path, heldout: Path, out: Path, vocab: int, per_kind: int, echo: Report) -> None:
     """Train the tokenizer of a pair and cut the held-out prompts that its drafter will be judged on."""
     documents, held = corpus_documents(corpus), corpus_documents(heldout)

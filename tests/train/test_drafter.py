@@ -17,7 +17,9 @@ from ddbench.spec import ARMS, EngineSpec
 from ddbench.train.continuations import Continuations, continue_prompts
 from ddbench.train.drafter import (
     GAMMA,
+    GROUP,
     DrafterRecipe,
+    block_logits,
     block_mask,
     draft_loss,
     initialize,
@@ -179,3 +181,43 @@ def test_training_the_same_data_twice_gives_the_same_weights(models: Models, dat
     other, _ = train(models, data, tmp_path / "three", steps=5, seed=1)
     assert all(torch.equal(t, second.state_dict()[name]) for name, t in first.state_dict().items())
     assert not torch.equal(first.fc.weight, other.fc.weight)
+
+
+# ---------------------------------------------------------------------------------------- many blocks in one pass
+
+
+@pytest.mark.parametrize("name", ["tiny-gqa", "tiny-mla-moe"])
+def test_many_blocks_in_one_pass_are_each_the_block_drafted_alone(name: str):
+    """And alone means: with the features of what stands before its anchor, and no others in reach."""
+    models = load_models(EngineSpec(target=name))
+    drafter, target = models.drafter, models.target
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(3, target.shape.vocab, (2, 30), generator=generator)
+    anchors = torch.randint(1, 24, (2, 2 * GROUP), generator=generator)
+    block = drafter.shape.block_size
+    with torch.inference_mode():
+        features = target.full(ids)[1]
+        together = block_logits(drafter, target, features, ids, anchors, block)
+        for row in range(2):
+            for which in range(0, 2 * GROUP, 5):
+                anchor = int(anchors[row, which])
+                seen, alone = features[row : row + 1, :anchor], ids[row : row + 1, : anchor + 1]
+                ids_there = torch.cat((alone, alone[:, :1]), dim=1)[:, : anchor + 1]
+                padded = torch.cat((seen, torch.zeros_like(features[row : row + 1, :1])), dim=1)
+                logits = block_logits(drafter, target, padded, ids_there, torch.tensor([[anchor]]), block)
+                torch.testing.assert_close(together[row, which], logits[0, 0], rtol=1e-4, atol=1e-4)
+
+
+def test_no_block_sees_features_from_its_anchor_on():
+    models = random_models("tiny-gqa")
+    drafter, target = models.drafter, models.target
+    ids = torch.randint(3, 90, (1, 30), generator=torch.Generator().manual_seed(5))
+    anchors, block = torch.tensor([[4, 11, 18, 25]]), models.drafter.shape.block_size
+    with torch.inference_mode():
+        features = target.full(ids)[1]
+        before = block_logits(drafter, target, features, ids, anchors, block)
+        features[:, 11:] = 1e3
+        ids[:, 12:] = 7
+        after = block_logits(drafter, target, features, ids, anchors, block)
+    assert torch.equal(before[:, :2], after[:, :2])
+    assert not torch.allclose(before[:, 2:], after[:, 2:])

@@ -1,0 +1,34 @@
+"""Which texts share a run of words with others: keeps training prompts apart from the sets that a drafter is judged on.
+
+A text overlaps when `NUM_WORDS` words in a row, without case and punctuation, stand in a held-out text too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+NUM_WORDS = 8
+_WORD = re.compile(r"[a-z0-9]+")
+
+
+def grams(text: str, size: int = NUM_WORDS) -> set[tuple[str, ...]]:
+    """All runs of `size` words of a text; a shorter text is one run."""
+    found = _WORD.findall(text.lower())
+    if len(found) < size:
+        return {tuple(found)} if found else set()
+    return {tuple(found[i : i + size]) for i in range(len(found) - size + 1)}
+
+
+def overlapping(texts: Iterable[str], heldout: Iterable[str], size: int = NUM_WORDS) -> list[int]:
+    """Places in `texts` of those that share a run with a held-out text."""
+    known: set[tuple[str, ...]] = set()
+    for text in heldout:
+        known |= grams(text, size)
+    return [place for place, text in enumerate(texts) if not known.isdisjoint(grams(text, size))]
+
+
+def without_overlap(texts: Sequence[str], heldout: Iterable[str], size: int = NUM_WORDS) -> list[int]:
+    """Places in `texts` of the others."""
+    bad = set(overlapping(texts, heldout, size))
+    return [place for place in range(len(texts)) if place not in bad]
