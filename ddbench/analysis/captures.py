@@ -49,7 +49,10 @@ def _captures_of(folder: Path) -> dict[Tool, Capture]:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
             raise SchemaError(f"{path}: cannot be read ({reason}): {_cure(folder)}") from error
-        capture = from_json(Capture, text, str(path))
+        try:
+            capture = from_json(Capture, text, str(path))
+        except SchemaError as error:
+            raise SchemaError(f"{error}: {_cure(folder)}") from error
         if capture.tool != tool:
             raise SchemaError(f"{path}: of the tool '{capture.tool}', expected '{tool}': {_cure(folder)}")
         found[tool] = capture

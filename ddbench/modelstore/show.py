@@ -29,11 +29,11 @@ def models_table() -> Table:
     """Every target that has a name."""
     table = Table(title="Models", title_justify="left", title_style="bold", header_style="bold")
     table.add_column("name", no_wrap=True)
-    table.add_column("weights", no_wrap=True)
+    table.add_column("weights")
     table.add_column("parameters", justify="right", no_wrap=True)
     table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("licence")
-    table.add_column("acceptance")
+    table.add_column("licence", no_wrap=True)
+    table.add_column("acceptance", overflow="fold")
     for one in catalog():
         parameters = rate(one.num_parameters, "").replace(" ", "")
         table.add_row(one.name, one.weights, parameters, byte_count(one.num_bytes), one.licence, one.acceptance)

@@ -24,12 +24,22 @@ from ddbench.models.target import Target
 from ddbench.models.weights import checkpoint_folder, count_parameters
 from ddbench.train.answer_data import split_heldout
 from ddbench.train.answer_training import AnswerRecipe, cost_of_int8, train_on_answers
-from ddbench.train.answers import Answers, agree_on, load_answers, pack, read_manifest, save_shard, shard_path
+from ddbench.train.answers import (
+    MOST_TOKEN_IDS,
+    Answers,
+    agree_on,
+    load_answers,
+    pack,
+    read_manifest,
+    save_shard,
+    shard_path,
+)
 from ddbench.train.card import software, update_card
 from ddbench.train.chat import apart_from_sets, encode_prompts
 from ddbench.train.chat_prompts import make_prompts, read_chat_prompts, write_chat_prompts
 from ddbench.train.corpus import SKIPPED_FOLDERS, Document
 from ddbench.train.decode import LOOP_PERIOD, LOOP_TAIL, Decoder, Jobs
+from ddbench.train.device import require_training_device
 from ddbench.train.drafter import initialize
 from ddbench.train.folded import FoldedMask
 from ddbench.train.int8 import round_to_int8
@@ -70,10 +80,13 @@ def run_answers(*, target: str, prompts: Path, out: Path, minutes: float, rows: 
                 attention: str, max_repetition: float, seed: int, device: str, limit: int | None,
                 echo: Report) -> None:  # fmt: skip
     """Let the target answer prompts, shard after shard, until time is up; shards that are there stay."""
-    require_device(device)
+    require_training_device(device)
     folder = _published(target)
+    require_16_bit_tokens(published.published_target(folder).shape)
     messages = read_chat_prompts(prompts)[:limit]
     encoded, places = encode_prompts(folder, messages, total // 2)
+    if not encoded:
+        raise UserError(f"{prompts}: none of {len(messages)} prompts leaves half of {total} tokens free: raise --total")
     jobs = answer_jobs(len(encoded), seed)
     facts = {
         "target": target, "target_digest": published.digest(folder), "prompts_sha256": file_digest(prompts),
@@ -84,7 +97,7 @@ def run_answers(*, target: str, prompts: Path, out: Path, minutes: float, rows: 
     agree_on(out, facts)
     model = load_target(folder, (), device)
     attend = attention_named(attention)
-    echo(f"{len(encoded)} prompts of {len(messages)}, {len(jobs)} answers wanted in shards of {shard}")
+    echo(f"{len(encoded)} of {len(messages)} prompts are short enough; {len(jobs)} answers wanted, {shard} to a shard")
     began, done = time.monotonic(), [0, 0, 0]
     for number in range(-(-len(jobs) // shard)):
         left = 60 * minutes - (time.monotonic() - began)
@@ -102,6 +115,14 @@ def run_answers(*, target: str, prompts: Path, out: Path, minutes: float, rows: 
         echo(f"shard {number}: {len(answers)} answers, {answers.num_answer_tokens:,} tokens, {loops} loops left out")
     seconds = time.monotonic() - began
     echo(f"{done[0]} answers, {done[1]:,} answer tokens in {seconds:.0f} s, {done[1] / seconds:,.0f} per second")
+
+
+def require_16_bit_tokens(shape: TargetShape) -> None:
+    """Answers are kept in 16 bits a token."""
+    if shape.vocab > MOST_TOKEN_IDS:
+        raise UserError(
+            f"target '{shape.name}' has {shape.vocab} token ids; answers are kept for {MOST_TOKEN_IDS} at most"
+        )
 
 
 def answer_jobs(num_prompts: int, seed: int) -> list[tuple[int, float]]:
@@ -147,14 +168,14 @@ def run_answer_drafter(*, answers: Path, out: Path, work: Path | None, init: Pat
                        heldout_every: int, echo: Report,
                        **options: Any) -> None:  # fmt: skip
     """Train a drafter on a folder of answers and store it in INT8, at every evaluation and at the end."""
-    require_device(device)
+    require_training_device(device)
     torch.manual_seed(options["seed"])
     began = time.monotonic()
     known = {field.name for field in dataclasses.fields(AnswerRecipe)}
     recipe = dataclasses.replace(AnswerRecipe(), **{k: v for k, v in options.items() if k in known and v is not None})
     manifest, data = read_manifest(answers), load_answers(answers)
     folder = _published(str(manifest["target"]))
-    if manifest["target_digest"] != published.digest(folder):
+    if manifest.get("target_digest") != published.digest(folder):
         raise UserError(f"{answers}: answers of another target than {manifest['target']} as it is here")
     shape = drafter_for(published.published_target(folder).shape, layers, block)
     target = load_target(folder, shape.target_layer_ids, device)
@@ -256,11 +277,6 @@ def load_target(folder: Path, capture_ids: tuple[int, ...], device: str) -> Targ
 
 def float_type(device: str) -> torch.dtype:
     return torch.bfloat16 if device == "cuda" else torch.float32
-
-
-def require_device(device: str) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("no CUDA device here; training on a CPU takes days: pass --device cpu only for a rehearsal")
 
 
 def _published(target: str) -> Path:

@@ -21,7 +21,7 @@ import torch
 from ddbench.errors import UserError
 
 GRAM = 4
-MOST_TOKEN_IDS = 0xC000 + 1  # ids below; of such the top 16 bits of a packed 4-gram are never all ones
+MOST_TOKEN_IDS = 0xC000 + 1  # ids below are stored; of such the top 16 bits of a packed 4-gram are never all ones
 MANIFEST = "answers.json"
 
 
@@ -52,6 +52,12 @@ class Answers:
         """SHA-256 of everything."""
         parts = (self.tokens, self.lengths, self.prompt_lengths, self.places, self.is_greedy)
         return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
+
+    def check(self) -> None:
+        """ValueError where the columns do not belong together."""
+        columns = (self.lengths, self.prompt_lengths, self.places, self.is_greedy)
+        if {column.shape for column in columns} != {(len(self),)} or self.tokens.shape != (int(self.lengths.sum()),):
+            raise ValueError("columns of different lengths")
 
     def only(self, chosen: np.ndarray) -> Answers:
         """Those where `chosen` [R] bool."""
@@ -135,7 +141,9 @@ def load_answers(folder: Path) -> Answers:
     for path in paths:
         try:
             with np.load(path) as data:
-                parts.append(Answers(**dict(data.items())))
+                part = Answers(**dict(data.items()))
+            part.check()
+            parts.append(part)
         except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
             raise UserError(f"{path}: damaged ({type(error).__name__}); delete it and make it again") from error
     return Answers.joined(parts)
@@ -161,6 +169,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {error}; make answers with `ddbench train answers`") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: expected a JSON object")
+    if not isinstance(found, dict) or not isinstance(found.get("target"), str):
+        raise UserError(f"{path}: names no target; make answers with `ddbench train answers`")
     return found

@@ -32,7 +32,7 @@ def train() -> None:
       ddbench train prompts --corpus corpus/corpus-train.jsonl.xz --out prompts.jsonl.xz
       ddbench train answers --target smollm2-135m --prompts prompts.jsonl.xz --out answers --minutes 3
       ddbench train drafter --answers answers --out smollm2-135m-dflash --minutes 8
-      ddbench train evaluate-sets --target smollm2-135m --drafter smollm2-135m-dflash
+      ddbench train evaluate-sets --drafter smollm2-135m-dflash --out evaluation
     """
 
 

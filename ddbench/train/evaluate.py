@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from ddbench import units
 from ddbench.analysis.acceptance import is_degenerate
 from ddbench.engine.engine import Engine
@@ -28,6 +26,7 @@ from ddbench.models.weights import Models, checkpoint_folder, load_models
 from ddbench.records import RoundRecord
 from ddbench.spec import ARMS, EngineSpec, WorkloadSpec
 from ddbench.train.card import software, update_card
+from ddbench.train.device import require_device
 from ddbench.train.loop import Report, time_left
 from ddbench.train.tokens import file_digest
 
@@ -54,8 +53,7 @@ def evaluate_pair(
     report: Report,
 ) -> dict[str, Any]:
     """Run every arm on the same requests; -> what the training card says under 'evaluation'."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("device 'cuda': torch sees no CUDA device here; use --device cpu")
+    require_device(device)
     folder = _pair_folder(pair)
     prompts = folder / "prompts.jsonl"
     base = EngineSpec(target=pair, device=device)

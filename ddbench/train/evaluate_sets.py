@@ -8,6 +8,7 @@ soon as it is there, and not made again by a rerun with the same questions.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
+from pydantic import ValidationError
 
 from ddbench.engine.engine import Engine
 from ddbench.engine.types import Request
@@ -24,8 +25,9 @@ from ddbench.harness.capture import CleanProbe
 from ddbench.harness.observe import PassRows, pass_rows
 from ddbench.harness.workload import build_workload
 from ddbench.models.weights import Models, load_models
-from ddbench.spec import ARMS, EngineSpec, WorkloadSpec
+from ddbench.spec import ARMS, EngineSpec, WorkloadSpec, first_message
 from ddbench.train.card import software
+from ddbench.train.device import require_device
 from ddbench.train.evaluate import arm_facts
 from ddbench.train.loop import Report, time_left
 from ddbench.workloads.cache import Cache, cache_folder
@@ -39,11 +41,13 @@ def run_evaluate_sets(*, out: Path, echo: Report, minutes: float | None, **optio
     """Evaluate setting after setting; what is there already stays."""
     began = time.monotonic()
     asked = {name: str(value) for name, value in options.items() if name not in ("budgets", "temperatures", "command")}
+    asked |= {name: Path(asked[name]).name for name in ("target", "drafter")}  # their digests tell which
     before = begun(out, asked)
     result = dict(before)
     base = _base(options)
+    wanted = list(settings(base, options["budgets"], options["temperatures"], options["executor"]))
     models = load_models(base)
-    names = tuple(options["sets"].split(","))
+    names = tuple(dict.fromkeys(options["sets"].split(",")))
     requests = set_requests(names, models, options["num_prompts"], options["max_new_tokens"])
     result |= {
         "command": options["command"], "software": software(options["device"]),
@@ -51,11 +55,10 @@ def run_evaluate_sets(*, out: Path, echo: Report, minutes: float | None, **optio
         "block_size": models.drafter.shape.block_size,
         "requests": {name: sum(r.kind == name for r in requests) for name in names},
     }  # fmt: skip
-    if (then := before.get("drafter_sha256", models.facts.drafter_digest)) != models.facts.drafter_digest:
-        raise UserError(
-            f"{out / RESULT}: is of drafter {then}, now it is {models.facts.drafter_digest}; take another --out"
-        )
-    wanted = list(settings(base, options["budgets"], options["temperatures"], options["executor"]))
+    for role in ("target", "drafter"):
+        then, now = (facts.get(f"{role}_sha256") for facts in (before, result))
+        if then not in (None, now):
+            raise UserError(f"{out / RESULT}: is of {role} {then}, now it is {now}; take another --out")
     truths = _truths(result, out)
     for number, (label, spec) in enumerate(wanted, start=1):
         if label in result["settings"]:
@@ -96,6 +99,8 @@ def settings(base: EngineSpec, budgets: str, temperatures: str, executor: str) -
     arms: dict[str, Mapping[str, Any]] = {name: ARMS[name] for name in ("ar", "prompt_lookup", "chain")}
     tree = "device" if base.device == "cuda" else "heap"
     for budget in _numbers(budgets, "--budgets"):
+        if budget < 1 or budget != int(budget):
+            raise UserError(f"--budgets {budgets!r}: expected whole numbers of at least 1, got {budget:g}")
         arms[f"ddtree {budget:.0f}"] = {**ARMS["ddtree"], "node_budget": int(budget), "tree_build": tree}
     for temperature in _numbers(temperatures, "--temperatures"):
         sampled = {} if temperature == 0 else {"sampling": "stochastic", "temperature": temperature}
@@ -104,7 +109,10 @@ def settings(base: EngineSpec, budgets: str, temperatures: str, executor: str) -
                 continue  # one token a round, whatever the temperature
             # A lookup reads the text on the host, between rounds.
             own = {**changes, **sampled, "executor": "eager" if name == "prompt_lookup" else executor}
-            yield f"{name} T={temperature:g}", base.model_copy(update=own)
+            try:
+                yield f"{name} T={temperature:g}", EngineSpec(**{**base.model_dump(), **own})
+            except ValidationError as error:
+                raise UserError(f"{name}: {first_message(error)}") from error
 
 
 def set_facts(rows: PassRows, name: str, truths: Mapping[int, tuple[int, ...]]) -> dict[str, Any] | None:
@@ -138,8 +146,7 @@ def table(result: Mapping[str, Any]) -> str:
 
 def _base(options: Mapping[str, Any]) -> EngineSpec:
     device: Literal["cpu", "cuda"] = options["device"]
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("device 'cuda': torch sees no CUDA device here; use --device cpu")
+    require_device(device)
     fast: dict[str, Any] = {"kernels": "triton", "attention": "tree_triton"} if device == "cuda" else {}
     drafter = None if options["drafter"] is None else str(options["drafter"])
     return EngineSpec(target=options["target"], drafter=drafter, device=device, dtype=options["dtype"], **fast)
@@ -153,9 +160,12 @@ def _run(spec: EngineSpec, models: Models, requests: Sequence[Request], concurre
 
 def _numbers(text: str, option: str) -> list[float]:
     try:
-        return [float(part) for part in text.split(",") if part]
+        found = [float(part) for part in text.split(",")]
     except ValueError as error:
         raise UserError(f"{option} {text!r}: expected numbers with commas between them") from error
+    if not all(0 <= number < math.inf for number in found):
+        raise UserError(f"{option} {text!r}: expected numbers that are not negative")
+    return found
 
 
 def begun(out: Path, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -163,7 +173,9 @@ def begun(out: Path, asked: Mapping[str, str]) -> dict[str, Any]:
     path = out / RESULT
     if not path.is_file():
         return {"asked": dict(asked), "settings": {}}
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    found = _read(path)
+    if not {"asked", "settings"} <= found.keys():
+        raise UserError(f"{path}: no result of this command; take another --out")
     if found["asked"] != asked:
         raise UserError(f"{path}: answers {found['asked']}, asked is {dict(asked)}; take another --out")
     return found
@@ -173,7 +185,17 @@ def _truths(result: Mapping[str, Any], out: Path) -> dict[int, tuple[int, ...]]:
     path = out / "greedy-answers.json"
     if not path.is_file() or not result["settings"]:
         return {}
-    return {int(k): tuple(v) for k, v in json.loads(path.read_text(encoding="utf-8")).items()}
+    return {int(k): tuple(v) for k, v in _read(path).items()}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error}): remove it, or take another --out") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: expected a JSON object: remove it, or take another --out")
+    return found
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

@@ -70,7 +70,9 @@ def shape_key(shape: BaseModel) -> str:
 
 
 def time_left(done: float, seconds: float) -> str:
-    """`about 41.2 s left`, from the share of the work done and the time that it took."""
+    """`about 41.2 s left`, from the share of the work done and the time that it took; `done` at the end."""
+    if done >= 1:
+        return "done"
     return f"about {units.duration(seconds / done * (1 - done) * 1e9)} left" if done > 0 else "time left unknown"
 
 

@@ -6,7 +6,7 @@ A text overlaps when `NUM_WORDS` words in a row, without case and punctuation, s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 NUM_WORDS = 8
 _WORD = re.compile(r"[a-z0-9]+")
@@ -20,15 +20,9 @@ def grams(text: str, size: int = NUM_WORDS) -> set[tuple[str, ...]]:
     return {tuple(found[i : i + size]) for i in range(len(found) - size + 1)}
 
 
-def overlapping(texts: Iterable[str], heldout: Iterable[str], size: int = NUM_WORDS) -> list[int]:
-    """Places in `texts` of those that share a run with a held-out text."""
+def without_overlap(texts: Iterable[str], heldout: Iterable[str], size: int = NUM_WORDS) -> list[int]:
+    """Places in `texts` of those that share no run with a held-out text."""
     known: set[tuple[str, ...]] = set()
     for text in heldout:
         known |= grams(text, size)
-    return [place for place, text in enumerate(texts) if not known.isdisjoint(grams(text, size))]
-
-
-def without_overlap(texts: Sequence[str], heldout: Iterable[str], size: int = NUM_WORDS) -> list[int]:
-    """Places in `texts` of the others."""
-    bad = set(overlapping(texts, heldout, size))
-    return [place for place in range(len(texts)) if place not in bad]
+    return [place for place, text in enumerate(texts) if known.isdisjoint(grams(text, size))]

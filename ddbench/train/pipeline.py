@@ -28,6 +28,7 @@ from ddbench.models.weights import (
 from ddbench.train.card import read_card, software, update_card
 from ddbench.train.continuations import Continuations, generate
 from ddbench.train.corpus import Document, build_corpus
+from ddbench.train.device import require_training_device
 from ddbench.train.drafter import DrafterRecipe, initialize, train_drafter
 from ddbench.train.loop import REPORT_SECONDS, Report, time_left
 from ddbench.train.target import TargetRecipe, bits_per_byte, train_target
@@ -44,7 +45,7 @@ HELDOUT_ROWS = 256  # greedy continuations that the drafter is judged on while i
 def run_target(*, corpus: Path, heldout: Path, out: Path, work: Path | None, shape: str, tokenizer: Path, device: str,
                command: str, echo: Report, **options: Any) -> None:  # fmt: skip
     """Train the target and store it with its card."""
-    _require_device(device)
+    require_training_device(device)
     torch.manual_seed(options["seed"])
     work = work or out / "work"
     recipe = _recipe(TargetRecipe(), options)
@@ -80,7 +81,7 @@ def run_drafter(*, corpus: Path, heldout: Path, out: Path, work: Path | None, in
                 greedy_share: float, max_repetition: float, device: str, command: str, echo: Report,
                 **options: Any) -> None:  # fmt: skip
     """Generate continuations of the stored target, train the drafter, store it with its card."""
-    _require_device(device)
+    require_training_device(device)
     torch.manual_seed(options["seed"])
     work = work or out / "work"
     recipe = _recipe(DrafterRecipe(), options)
@@ -219,11 +220,6 @@ def _copy_text_files(tokenizer: Path, out: Path) -> None:
     for source, name in ((tokenizer, "tokenizer.json"), (tokenizer.parent / "prompts.jsonl", "prompts.jsonl")):
         if source.is_file() and source.resolve() != (out / name).resolve():
             shutil.copyfile(source, out / name)
-
-
-def _require_device(device: str) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("no CUDA device here; training on a CPU takes days: pass --device cpu only for a rehearsal")
 
 
 def _require_vocabulary(path: Path, shape: TargetShape) -> None:

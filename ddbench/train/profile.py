@@ -25,6 +25,7 @@ from ddbench.harness.workload import build_workload
 from ddbench.models.weights import Models, checkpoint_folder, load_models
 from ddbench.spec import ARMS, PROFILE_SUFFIX, EngineSpec, WorkloadSpec
 from ddbench.train.card import software
+from ddbench.train.device import require_device
 from ddbench.train.loop import Report
 from ddbench.train.tokens import file_digest
 
@@ -48,8 +49,7 @@ def run_profile(
     echo: Report,
 ) -> None:
     """Record, write, replay with an oracle in place of the drafter, and show both acceptance lengths."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("device 'cuda': torch sees no CUDA device here; use --device cpu")
+    require_device(device)
     if out.suffix != PROFILE_SUFFIX:
         raise UserError(f"--out {out}: expected a {PROFILE_SUFFIX} file")
     base = EngineSpec(target=pair, drafter=drafter, device=device)

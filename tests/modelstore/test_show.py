@@ -32,6 +32,14 @@ def test_every_target_with_a_name_is_listed_once():
     assert all(name in output for name in names)
 
 
+def test_the_list_is_whole_on_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    output = call("list").output
+    assert "\u2026" not in output
+    assert "Apache-2.0" in output
+    assert "measured," in output
+
+
 def test_the_list_says_what_loading_says():
     facts = load_models(EngineSpec(experts="packed")).facts
     entry = next(one for one in catalog() if one.name == "nano-k2")

@@ -181,3 +181,13 @@ def test_torch_is_not_needed(captured_run: Path) -> None:
 )
 def test_kernel_names_are_shortened_to_what_tells_them_apart(name: str, short: str) -> None:
     assert kernel_name(name) == short
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
+def test_a_damaged_record_of_a_capture_says_what_to_remove(captured_run: Path, tmp_path: Path, text: str) -> None:
+    run = Path(shutil.copytree(captured_run, tmp_path / "run"))
+    record = next(run.glob("cases/*/captures/nsys.json"))
+    record.write_text(text, encoding="utf-8")
+    line = refused(str(run))
+    assert f"{record}: damaged or from another version" in line
+    assert f"remove {record.parent} to do without it" in line

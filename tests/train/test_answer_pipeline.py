@@ -12,11 +12,13 @@ from click.testing import CliRunner, Result
 from ddbench.cli import main
 from ddbench.engine.engine import Engine
 from ddbench.engine.types import Request
-from ddbench.models.shapes import GQAShape, RopeShape, TargetShape
+from ddbench.errors import UserError
+from ddbench.models.shapes import TARGETS, GQAShape, RopeShape, TargetShape
 from ddbench.models.target import Target
 from ddbench.models.weights import load_models, randomize
 from ddbench.spec import ARMS, EngineSpec
-from ddbench.train.answers import load_answers
+from ddbench.train.answer_pipeline import require_16_bit_tokens
+from ddbench.train.answers import MOST_TOKEN_IDS, load_answers
 from ddbench.train.chat import encode_prompts
 from ddbench.train.chat_prompts import ChatPrompt, write_chat_prompts
 from ddbench.train.tokenizer import load_tokenizer
@@ -131,6 +133,21 @@ def test_a_drafter_of_the_answers_loads_and_serves_its_target(made: Path, chat: 
     again = run("drafter", "--answers", made, "--out", tmp_path / "b", "--init", tmp_path, "--layers", 2, "--block", 4,
                 "--device", "cpu", *setting)  # fmt: skip
     assert again.exit_code == 0, again.output
+
+
+def test_prompts_that_leave_no_room_for_answers_are_an_error(chat: Path, prompts: Path, tmp_path: Path):
+    path = tmp_path / "long.jsonl.xz"
+    write_chat_prompts(path, [ChatPrompt(kind="chat", text="amber " * 40)])
+    result = run("answers", "--target", chat, "--prompts", path, "--out", tmp_path, "--total", 32, "--device", "cpu")
+    assert result.exit_code == 2
+    assert "raise --total" in result.output
+
+
+def test_answers_of_a_vocabulary_beyond_16_bits_are_refused():
+    shape = TARGETS["tiny-gqa"]
+    require_16_bit_tokens(shape.model_copy(update={"vocab": MOST_TOKEN_IDS}))
+    with pytest.raises(UserError, match="token ids"):
+        require_16_bit_tokens(shape.model_copy(update={"vocab": MOST_TOKEN_IDS + 1}))
 
 
 def test_a_drafter_wants_answers_or_a_corpus_not_both(made: Path, toy, tmp_path: Path):

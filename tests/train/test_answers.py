@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,17 @@ import pytest
 import torch
 
 from ddbench.errors import UserError
-from ddbench.train.answers import Answers, agree_on, load_answers, pack, repeated_share, save_shard, shard_path
+from ddbench.train.answers import (
+    MANIFEST,
+    Answers,
+    agree_on,
+    load_answers,
+    pack,
+    read_manifest,
+    repeated_share,
+    save_shard,
+    shard_path,
+)
 
 
 def brute_force(row: list[int], prompt: int, length: int) -> float:
@@ -67,6 +78,22 @@ def test_no_shards_and_damaged_shards_are_named(answers: Answers, tmp_path: Path
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(UserError, match="damaged"):
         load_answers(tmp_path)
+
+
+def test_columns_that_do_not_belong_together_are_damage(answers: Answers, tmp_path: Path):
+    save_shard(shard_path(tmp_path, 0), dataclasses.replace(answers, tokens=answers.tokens[:-1]))
+    with pytest.raises(UserError, match="damaged"):
+        load_answers(tmp_path)
+    save_shard(shard_path(tmp_path, 0), dataclasses.replace(answers, places=answers.places[:-1]))
+    with pytest.raises(UserError, match="damaged"):
+        load_answers(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"target": 5}'])
+def test_a_manifest_that_names_no_target_is_named(tmp_path: Path, text: str):
+    (tmp_path / MANIFEST).write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match="make answers with `ddbench train answers`"):
+        read_manifest(tmp_path)
 
 
 def test_a_folder_of_answers_is_of_one_target_and_one_setting(tmp_path: Path):

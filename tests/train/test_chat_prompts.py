@@ -20,7 +20,7 @@ from ddbench.train.chat_prompts import (
 )
 from ddbench.train.corpus import Document
 from ddbench.train.math_prompts import TEMPLATES, math_message
-from ddbench.train.overlap import NUM_WORDS, overlapping, without_overlap
+from ddbench.train.overlap import NUM_WORDS, without_overlap
 
 SOURCE = '''
 class Shelf:
@@ -90,10 +90,10 @@ def test_a_planted_item_is_found_however_it_is_dressed():
         "Olga packs nine crates of plums, then",
         "A quite different question about four crates at the fair and nothing else",
     ]
-    assert overlapping(texts, [item]) == [1]
     assert without_overlap(texts, [item]) == [0, 2, 3]
     assert NUM_WORDS == 8
-    assert overlapping(["Name ten cities", "Name ten rivers"], ["Name ten cities!"]) == [0]  # short items count whole
+    # Short items count whole.
+    assert without_overlap(["Name ten cities", "Name ten rivers"], ["Name ten cities!"]) == [1]
 
 
 def test_a_file_of_prompts_is_read_back_or_refused(tmp_path: Path):

@@ -104,7 +104,8 @@ def test_rows_take_their_prompts_from_the_corpus(toy_target: Target, toy_stream)
     assert 8 <= rows.num_greedy <= 32
     assert rows.num_dropped == 0
     assert "40/40 rows" in lines[-1]
-    assert all("left" in line for line in lines)
+    assert all("left" in line for line in lines[:-1])
+    assert "done" in lines[-1]
 
 
 def test_continuations_repeat_with_their_seed(toy_target: Target, toy_stream):

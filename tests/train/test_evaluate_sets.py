@@ -50,8 +50,23 @@ def test_every_setting_is_one_that_the_engine_serves(device: str):
     assert found["chain T=1"].sampling == "stochastic"
     assert found["prompt_lookup T=1"].executor == "eager"
     assert found["ddtree 8 T=0"].tree_build == ("device" if device == "cuda" else "heap")
+
+
+@pytest.mark.parametrize("numbers", ["8,many", "", "8,", "0", "-3", "8.5", "nan", "inf"])
+def test_budgets_that_are_no_whole_numbers_are_named(numbers: str):
     with pytest.raises(UserError, match="--budgets"):
-        list(settings(base, "8,many", "0", "eager"))
+        list(settings(EngineSpec(target="tiny-gqa"), numbers, "0", "eager"))
+
+
+def test_a_budget_beyond_what_a_spec_holds_is_named():
+    with pytest.raises(UserError, match="ddtree 99999999: node_budget"):
+        list(settings(EngineSpec(target="tiny-gqa"), "99999999", "0", "eager"))
+
+
+@pytest.mark.parametrize("numbers", ["warm", "", "-1", "nan", "inf"])
+def test_temperatures_that_are_none_are_named(numbers: str):
+    with pytest.raises(UserError, match="--temperatures"):
+        list(settings(EngineSpec(target="tiny-gqa"), "8", numbers, "eager"))
 
 
 def test_sets_are_counted_apart_and_together():
@@ -75,3 +90,10 @@ def test_a_result_of_other_questions_is_not_gone_on_with(tmp_path: Path):
     assert list(begun(tmp_path, {"sets": "humaneval"})["settings"]) == ["chain T=0"]
     with pytest.raises(UserError, match="take another --out"):
         begun(tmp_path, {"sets": "mt-bench"})
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", "\xff"])
+def test_a_damaged_result_is_named_with_what_to_do(tmp_path: Path, text: str):
+    (tmp_path / RESULT).write_text(text, encoding="latin-1")
+    with pytest.raises(UserError, match=f"{RESULT}: .*take another --out"):
+        begun(tmp_path, {"sets": "humaneval"})

@@ -97,6 +97,7 @@ def test_progress_says_how_much_time_is_left(tmp_path: Path):
     assert all("left" in line and "lr" in line for line in told)
     assert time_left(0.25, 10) == "about 30.0 s left"
     assert time_left(0.0, 0.0) == "time left unknown"
+    assert time_left(1.0, 5.0) == "done"
 
 
 @pytest.mark.parametrize("stop_at", [0, 7, 13, 19])

@@ -85,7 +85,7 @@ def test_long_work_tells_its_progress(trained):
     assert "training tokens" in output["target"]
     assert output["target"].count("held out: step") == output["drafter"].count("held out: step") == 10
     assert "continuations: 24/24 rows" in output["drafter"]
-    assert "left" in output["drafter"]
+    assert "rows, 0 loops dropped, done" in output["drafter"]
     assert output["target"].rstrip().endswith("training-card.json")
 
 
