@@ -63,31 +63,25 @@ class StageBytes:
     @property
     def waste(self) -> float | NotMeasured:
         """Bytes moved / fewest bytes."""
-        for one in (self.moved, self.fewest):
-            if isinstance(one, NotMeasured):
-                return one
-        if not self.fewest:
-            return missing("the stage has nothing to move")
-        return self.moved / self.fewest  # type: ignore[operator]
+        return _ratio(self.moved, self.fewest, "the stage has nothing to move")
 
     @property
     def agreement(self) -> float | NotMeasured:
         """Sampled bytes / counted ones."""
-        for one in (self.sampled, self.counted):
-            if isinstance(one, NotMeasured):
-                return one
-        if not self.moved:
-            return missing("the counters saw no byte")
-        return self.sampled / self.moved  # type: ignore[operator]
+        return _ratio(self.sampled, self.moved if self.is_counted else self.counted, "the counters saw no byte")
 
     @property
     def bytes_per_s(self) -> float | NotMeasured:
-        for one in (self.moved, self.busy_ns):
-            if isinstance(one, NotMeasured):
-                return one
-        if not self.busy_ns:
-            return missing("nothing of the stage ran in the timeline's rounds")
-        return self.moved / self.busy_ns * 1e9  # type: ignore[operator]
+        rate = _ratio(self.moved, self.busy_ns, "nothing of the stage ran in the timeline's rounds")
+        return rate if isinstance(rate, NotMeasured) else rate * 1e9
+
+
+def _ratio(part: Bytes, whole: Bytes, why_none: str) -> float | NotMeasured:
+    if isinstance(part, NotMeasured):
+        return part
+    if isinstance(whole, NotMeasured):
+        return whole
+    return part / whole if whole else missing(why_none)
 
 
 @dataclass(frozen=True)
