@@ -60,7 +60,10 @@ def test_without_captures_every_section_says_what_to_do(run_of) -> None:
     for section in SECTIONS:
         found = section(own)
         assert isinstance(found, Skipped)
-        assert found.reason == "no profiler made a pass over a case: run with --capture nsys,ncu"
+        assert (
+            found.reason
+            == "no profiler made a pass over a case: run with --capture stages,nsys,ncu (on a CPU: stages,torch)"
+        )
 
 
 def test_every_section_has_one_lesson(full) -> None:

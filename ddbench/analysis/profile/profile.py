@@ -85,4 +85,4 @@ def _is_usable(profile: Profile) -> bool:
 
 
 def no_captures() -> NotMeasured:
-    return missing("no profiler made a pass over a case: run with --capture nsys,ncu")
+    return missing("no profiler made a pass over a case: run with --capture stages,nsys,ncu (on a CPU: stages,torch)")
