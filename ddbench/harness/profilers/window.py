@@ -138,13 +138,17 @@ class WindowProbe(CleanProbe):
         self._closed()
 
     def run(self, outputs: dict[str, tuple[int, ...]]) -> CapturedRun:
-        """What was seen of the window, once the run has ended. A round's time is as in a clean pass's steps."""
+        """What was seen of the window, once the run has ended. A round's time is as in a clean pass's steps.
+
+        The first round begins on an idle device, whenever the one before it is read: under ncu a launch returns when
+        the round's kernels have been counted, and only then may that reading come.
+        """
         assert not self._is_open, "close the window first"
         seen = range(self._first, min(self._end, self._closed_at, len(self.commits)))
         times = []
         for step in seen:
             begin = self.round_starts[step][0]
-            if step:
+            if step > self._first:
                 begin = max(begin, self.commits[step - 1][0])
             times.append(min(self.commits[step][0], self._closed_ns) - begin)
         emitted = sum(len(tokens) for step in seen for tokens in self.commits[step][1].tokens)

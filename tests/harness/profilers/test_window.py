@@ -114,12 +114,14 @@ def test_a_run_that_never_reaches_its_window_says_so_by_no_rounds() -> None:
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("first_round", [0, 1, 3])
 def test_times_of_rounds_are_those_of_a_clean_passs_steps(first_round: int, is_late: bool) -> None:
-    """From a round's start, or from the moment in which the one before it was read, to its own tokens."""
+    """From a round's start, or from the moment in which the one before it was read, to its own tokens; the first one
+    of the window from its start, as the device was idle then.
+    """
     probe = probe_of(Log(), first_round, 2)
     play(probe, 6, is_late=is_late)
     expected = []
     for step in range(first_round, first_round + 2):
-        begin = max(probe.round_starts[step][0], probe.commits[step - 1][0] if step else 0)
+        begin = max(probe.round_starts[step][0], probe.commits[step - 1][0] if step > first_round else 0)
         expected.append(probe.commits[step][0] - begin)
     run = probe.run({"3": (5, 6)})
     assert run.round_ns[0] == expected[0]
