@@ -16,13 +16,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
-
 from ddbench.records import NotMeasured
 from ddbench.spec import Record, Tool
 
 Basis = Literal["launch", "capture", "approximate", "unattributed"]
-OUTSIDE_ROUNDS = -1
+OUTSIDE_ROUNDS = -1  # the step of what belongs to no round, such as a prefill
 
 FaultReason = Literal[
     "tool_missing",  # not installed
@@ -121,7 +119,7 @@ class DeviceOp(Record):
     num_bytes: int  # of copies and memsets; 0 for kernels
     direction: str  # of copies: 'host to device', 'device to host', 'device to device', ...; else ''
     is_replayed: bool  # a node of a graph
-    launch_ns: int = Field(description="start of the host's call that launched it; -1: not recorded")
+    launch_ns: int  # start of the host's call that launched it; -1: not recorded
 
 
 class HostCall(Record):

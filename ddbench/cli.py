@@ -180,73 +180,47 @@ def report_command(runs: tuple[Path, ...], formats: str, out: Path | None) -> No
 @main.command("qualify", short_help="Measure one code's own noise and counters: a baseline for the gate.")
 @click.argument("experiment", required=False)
 @_plan_options
+@click.option("--ops", "has_ops", is_flag=True, help="Of single ops (ddbench bench-ops) instead of an experiment.")
+@click.option("--op", "op", metavar="OP[,OP...]", help="With --ops: only these.")
 @click.option("--from", "runs", metavar="RUN", type=FOLDER, multiple=True, help="Finished runs instead of a new one.")
 @click.option("--runs", "folder", type=FOLDER, help="Where the run folder goes  [default: runs]")
 @click.option("--out", "file", type=FILE, required=True, help="The baseline, a JSON file.")
 def qualify_command(
-    experiment: str | None, runs: tuple[Path, ...], folder: Path | None, file: Path, **options: Any
+    experiment: str | None, has_ops: bool, runs: tuple[Path, ...], folder: Path | None, file: Path, **options: Any
 ) -> None:
     """Run an experiment 12 times in turns (--blocks), all the same code, and keep it as a baseline: exact counters,
     outputs, times, and the noise floor under which no difference means anything.
 
     With --from, the baseline is made of finished runs of the same code. Several of them also tell what differs
-    between runs.
+    between runs. With --ops it is of single ops: 5 repeats of `bench-ops --ours`, each in a process of its own.
 
     \b
     Examples:
       ddbench qualify gate --out baseline.json
       ddbench qualify --from runs/RUN --from runs/OTHER --out baseline.json
+      ddbench qualify --ops --out ops.json
     """
     from ddbench.analysis.gate.baseline import baseline_of_folders, write_baseline
+    from ddbench.opbench.gate.command import hold_ops, qualify_ops
     from ddbench.report.console import print_report
     from ddbench.report.floors import baseline_report
 
+    is_about_ops = has_ops or hold_ops(runs)
     if runs:
         given = {"set": options.pop("sets"), **options, "runs": folder}
         _refuse_with("--from takes finished runs as they are", experiment, given)
+    elif is_about_ops:
+        asked = {name: options.pop(name) for name in ("op", "device", "blocks")}
+        _refuse_with("--ops repeats `ddbench bench-ops`", experiment, {"set": options.pop("sets"), **options})
+    elif options.pop("op") is not None:
+        raise UserError("--op is about single ops: say --ops too")
+    if is_about_ops:
+        qualify_ops(_console(), runs, folder or RUNS, file, **({} if runs else asked))
+        return
     baseline = baseline_of_folders(runs or _repeats(experiment or "default", folder or RUNS, file, **options))
     write_baseline(file, baseline)
     print_report(baseline_report(baseline), _console())
     click.echo(f"baseline: {file}")
-
-
-@main.command("gate", short_help="Hold a run against a baseline: pass or fail.")
-@click.argument("run", type=FOLDER)
-@click.option("--baseline", type=FILE, required=True, help="What `ddbench qualify` made.")
-@click.option("--only", type=click.Choice(["counters", "timings"]), help="One kind of number.")
-@click.option("--threshold", "thresholds", metavar="METRIC=PCT", multiple=True, help="How much worse a time may get.")
-@click.option("--confirm", metavar="RUN2", type=FOLDER, help="A second run of the code: must show a slowdown too.")
-@click.option("--undecided-passes", is_flag=True, help="Exit code 0 in place of 3.")
-@click.option("--out", type=FOLDER, help="Folder for gate.html, gate.md, gate.json, comment.md  [default: RUN/gate]")
-@click.option("--junit", type=FILE, help="[default: junit.xml in that folder]")
-@click.option("--summary", type=FILE, envvar="GITHUB_STEP_SUMMARY", show_envvar=True, help="Append the report to it.")
-@click.option("--annotations/--no-annotations", envvar="GITHUB_ACTIONS", show_envvar=True, help="Print annotations.")
-def gate_command(run: Path, baseline: Path, out: Path | None, annotations: bool, **options: Any) -> None:
-    """Hold a run against a baseline: exact counters and outputs first, then paired times. The report is written before
-    anything fails.
-
-    Exit codes: 0 passed, 1 regression, 2 wrong request, 3 undecided, 4 not everything was measured, 5 not comparable.
-
-    \b
-    Examples:
-      ddbench gate runs/RUN --baseline baseline.json --only counters
-      ddbench gate runs/RUN --baseline baseline.json --threshold tpot_ms=5 --confirm runs/RUN2
-    """
-    from ddbench.analysis.gate.policies import request_of
-    from ddbench.analysis.gate.result import gate_folders
-    from ddbench.harness.store import check_run_folder
-    from ddbench.report.console import print_report
-    from ddbench.report.gate_files import Places, lines, publish
-    from ddbench.report.gate_report import gate_report
-
-    request = request_of(options["only"], options["thresholds"], options["undecided_passes"])
-    for folder in filter(None, (run, options["confirm"])):
-        check_run_folder(folder)
-    result = gate_folders(run, baseline, request, options["confirm"])
-    published = publish(result, Places(out or run / "gate", options["junit"], options["summary"]))
-    print_report(gate_report(result), _console())
-    click.echo("\n".join(lines(result, published, annotations)))
-    raise SystemExit(published.exit_code(result))
 
 
 @main.command("compare", short_help="Is one run, arm or variant slower than another, and why?")

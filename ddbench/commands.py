@@ -53,6 +53,8 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt as error:  # as click would have it, but for its empty line
+            raise click.Abort from error
         except DdbenchError as error:
             complain(str(error))
             ctx.exit(error.exit_code)
@@ -73,7 +75,7 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        elsewhere = ("bench-ops", "doctor", "models", "scrub", "timeline", "train", "workloads")
+        elsewhere = ("bench-ops", "doctor", "gate", "models", "scrub", "timeline", "train", "workloads")
         return sorted([*super().list_commands(ctx), *elsewhere])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -89,6 +91,10 @@ class Commands(click.Group):
             from ddbench.doctor.cli import doctor_command
 
             return doctor_command
+        if cmd_name == "gate":
+            from ddbench.gate_cli import gate_command
+
+            return gate_command
         if cmd_name == "models":
             from ddbench.modelstore.cli import models
 
@@ -106,6 +112,14 @@ class Commands(click.Group):
 
             return workloads
         return super().get_command(ctx, cmd_name)
+
+
+def named(option: str, text: str | None) -> tuple[str, ...]:
+    """The comma-separated words of an option, which has some where it is given."""
+    words = tuple(word.strip() for word in (text or "").split(",") if word.strip())
+    if text is not None and not words:
+        raise UserError(f"--{option} names nothing: leave it out, or give a name")
+    return words
 
 
 def complain(message: str) -> None:

@@ -33,10 +33,6 @@ class CheckpointError(UserError):
     """A model folder is missing, incomplete, damaged, or disagrees with its own configuration."""
 
 
-class ParityError(DdbenchError):
-    """Speculative output differs from autoregressive output where it must not."""
-
-
 _FEW = 16  # so many choices are listed beside a suggestion
 
 

@@ -101,6 +101,12 @@ class TritonLauncher:
         return getattr(module, self.name or f"{self.stem}_triton")(**inputs)
 
 
+def _torch_and_triton(run: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    """A kernel of plain torch, and its twin `<module>_triton.<name>_triton`."""
+    stem = run.__module__.rpartition(".")[2]
+    return {"torch": run, "triton": TritonLauncher(stem, f"{run.__name__}_triton")}
+
+
 def why_not(op: Op, implementation: str, device: str) -> str | None:
     """Why an implementation cannot run on a device of this machine; None: it can."""
     if not isinstance(op.implementations.get(implementation), TritonLauncher):
@@ -166,32 +172,20 @@ _EXPERT_FORMS: tuple[moe_experts_kernels.Form, ...] = ("gather", "grouped", "den
 OPS: Mapping[str, Op] = {
     op.name: op
     for op in (
+        _op(rms_norm, _torch_and_triton(rms_norm_kernels.rms_norm), tolerance=1e-6),
         _op(
             rms_norm,
-            {"torch": rms_norm_kernels.rms_norm, "triton": TritonLauncher("rms_norm")},
-            tolerance=1e-6,
-        ),
-        _op(
-            rms_norm,
-            {"torch": rms_norm_kernels.add_rms_norm, "triton": TritonLauncher("rms_norm", "add_rms_norm_triton")},
+            _torch_and_triton(rms_norm_kernels.add_rms_norm),
             tolerance=1e-6,
             oracle="add_rms_norm",
             inputs="make_add_inputs",
             cost="add_cost",
         ),
         _op(rope, {"torch": rope_kernels.rope}, tolerance=1e-6),
-        _op(swiglu, {"torch": swiglu_kernels.swiglu, "triton": TritonLauncher("swiglu")}, tolerance=1e-6),
-        _op(
-            latent_rows,
-            {"torch": latent_rows_kernels.latent_rows, "triton": TritonLauncher("latent_rows")},
-            tolerance=1e-6,
-        ),
-        _op(qk_rows, {"torch": qk_rows_kernels.qk_rows, "triton": TritonLauncher("qk_rows")}, tolerance=1e-6),
-        _op(
-            absorbed_query,
-            {"torch": absorbed_query_kernels.absorbed_query, "triton": TritonLauncher("absorbed_query")},
-            tolerance=1e-6,
-        ),
+        _op(swiglu, _torch_and_triton(swiglu_kernels.swiglu), tolerance=1e-6),
+        _op(latent_rows, _torch_and_triton(latent_rows_kernels.latent_rows), tolerance=1e-6),
+        _op(qk_rows, _torch_and_triton(qk_rows_kernels.qk_rows), tolerance=1e-6),
+        _op(absorbed_query, _torch_and_triton(absorbed_query_kernels.absorbed_query), tolerance=1e-6),
         _op(
             tree_attention,
             {"dense": _tree_attention_dense, "triton": TritonLauncher("tree_attention")},
@@ -207,18 +201,11 @@ OPS: Mapping[str, Op] = {
             },
             tolerance=5e-6,
         ),
-        _op(
-            moe_route,
-            {"torch": moe_route_kernels.moe_route, "triton": TritonLauncher("moe_route")},
-            tolerance=1e-6,
-            integer_outputs=True,
-        ),
+        _op(moe_route, _torch_and_triton(moe_route_kernels.moe_route), tolerance=1e-6, integer_outputs=True),
         _op(
             moe_experts,
             {
-                "gather": moe_experts_kernels.moe_experts_gather,
-                "grouped": moe_experts_kernels.moe_experts_grouped,
-                "dense": moe_experts_kernels.moe_experts_dense,
+                **{form: partial(moe_experts_kernels.moe_experts, form=form) for form in _EXPERT_FORMS},
                 "triton": TritonLauncher("moe_experts"),
             },
             tolerance=2e-6,
@@ -252,12 +239,7 @@ OPS: Mapping[str, Op] = {
             },
             tolerance=3e-6,
         ),
-        _op(
-            draft_topk,
-            {"torch": draft_topk_kernels.draft_topk, "triton": TritonLauncher("draft_topk")},
-            tolerance=1e-6,
-            integer_outputs=True,
-        ),
+        _op(draft_topk, _torch_and_triton(draft_topk_kernels.draft_topk), tolerance=1e-6, integer_outputs=True),
         _op(
             tree_build,
             {
@@ -267,22 +249,10 @@ OPS: Mapping[str, Op] = {
             },
             integer_outputs=True,
         ),
-        _op(
-            tree_compile,
-            {"torch": tree_compile_kernels.tree_compile, "triton": TritonLauncher("tree_compile")},
-            integer_outputs=True,
-        ),
-        _op(
-            accept_walk,
-            {"torch": accept_walk_kernels.accept_walk, "triton": TritonLauncher("accept_walk")},
-            integer_outputs=True,
-        ),
-        _op(advance, {"torch": advance_kernels.advance, "triton": TritonLauncher("advance")}, tolerance=1e-6),
-        _op(
-            commit_kv,
-            {"torch": commit_kv_kernels.commit_kv, "triton": TritonLauncher("commit_kv")},
-            integer_outputs=True,
-        ),
+        _op(tree_compile, _torch_and_triton(tree_compile_kernels.tree_compile), integer_outputs=True),
+        _op(accept_walk, _torch_and_triton(accept_walk_kernels.accept_walk), integer_outputs=True),
+        _op(advance, _torch_and_triton(advance_kernels.advance), tolerance=1e-6),
+        _op(commit_kv, _torch_and_triton(commit_kv_kernels.commit_kv), integer_outputs=True),
     )
 }
 
@@ -310,9 +280,8 @@ def _mismatch(name: str, got: torch.Tensor, like: torch.Tensor, expected: torch.
         if not len(wrong):
             return ""
         where = tuple(wrong[0].tolist())
-        return (
-            f"{name}: {len(wrong)} of {got.numel()} differ, {list(where)} is {got[where]}, expected {expected[where]}"
-        )
+        count = f"{len(wrong)} of {got.numel()} differ"
+        return f"{name}: {count}, {list(where)} is {got[where]}, expected {expected[where]}"
     error = relative_error(got, expected)
     return f"{name}: relative error {error:.3g}, allowed {limit:.3g}" if error > limit else ""
 

@@ -13,6 +13,10 @@ from pydantic import Field, model_validator
 from ddbench.spec import Case, ExperimentSpec, Record
 
 Pass = Literal["clean", "attributed"]
+Acceptance = Literal["measured", "replayed", "random_drafter", "random_weights", "none"]
+CeilingKind = Literal["read", "copy", "matmul", "launch", "replay"]
+CacheLabel = Literal["hot", "cold", "none"]
+When = Literal["before", "after"]  # the cases of a run
 
 
 class NotMeasured(Record):
@@ -70,9 +74,9 @@ class CeilingSample(Record):
     replayed CUDA graph, the least that any kernel takes on the device).
     """
 
-    kind: Literal["read", "copy", "matmul", "launch", "replay"]
-    cache: Literal["hot", "cold", "none"]  # hot: fits the last-level cache; cold: far larger; none: no matter
-    when: Literal["before", "after"]  # the cases of the run
+    kind: CeilingKind
+    cache: CacheLabel  # hot: fits the last-level cache; cold: far larger; none: no matter
+    when: When
     dtype: str
     num_threads: int
     working_set_bytes: int
@@ -195,7 +199,7 @@ class ModelCard(Record):
     drafter_digest: str
     block_size: int | None  # positions of a draft block as it ran, the anchor included; None: nothing was drafted
     trained_block_size: int | None  # as the drafter was trained; a smaller block at run time costs acceptance
-    acceptance: Literal["measured", "replayed", "random_drafter", "random_weights", "none"]
+    acceptance: Acceptance
     num_target_parameters: int
     num_drafter_parameters: int
 
@@ -232,7 +236,9 @@ class OkResult(_Result):
     prompts: PromptCard | None = None  # of a standard set; the workload says what other prompts are
     passes: tuple[PassSummary, ...] = Field(min_length=1)
     stage_costs: tuple[StageCost, ...]
-    path_used: dict[str, str]  # part -> the path that ran
+    path_used: dict[str, str]  # part -> the path that ran; `kernels.x`: of an op that left the set of kernels
+    # file below kernels/ -> its kernels that were launched on a GPU; of old records unknown
+    kernels_launched: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     counters: dict[str, int]  # exact, noise-free: torch_ops, host_reads, nodes_verified, ... (analysis/counters.py)
     output_digest: str | NotMeasured = NotMeasured(not_measured="written before outputs had a digest")
     peak_memory_bytes: int | NotMeasured
@@ -272,6 +278,13 @@ class ResultFile(Record):
     """What a case's result.json holds."""
 
     result: CaseResult
+
+
+# Nothing else of a run says what was asked and where it was measured: it cannot be made again from the cases.
+MANIFEST_CURE = (
+    "copy it again from where the run was measured, or read the run with the ddbench that wrote it; "
+    "else run the experiment anew"
+)
 
 
 class Manifest(Record):

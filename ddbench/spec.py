@@ -1,7 +1,7 @@
 """What may be asked of the lab: engine, workload, capture, axes, experiments; and one point of a plan, the `Case`.
 
 Standard library and pydantic only. Whether a named variant exists is decided by `engine/parts.py`; this module fixes
-the questions, their defaults, and how an experiment file (TOML) turns into them.
+the questions and their defaults. `experiment_file.py` reads them from TOML.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ RecordT = TypeVar("RecordT", bound="Record")
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Device = Literal["cpu", "cuda"]
+Owner = Literal["engine", "workload", "capture"]  # of a field: the spec that has it
 
 ORACLE_PROFILES = ("nano-k2", "nano-k2-code", "nano-k2-docs", "nano-k2-prose", "nano-k2-blocks")
 PROFILE_SUFFIX = ".safetensors"  # of a recorded one
@@ -59,7 +61,7 @@ def without_unset_additions(record: Record) -> dict[str, Any]:
 class EngineSpec(Record):
     """Everything that decides what the engine computes and how; the part fields name entries of `PARTS`."""
 
-    ADDED = ("oracle_profile", "kernels")
+    ADDED = ("oracle_profile", "kernels", "prefill")
 
     target: str = Field(
         default="nano-k2", min_length=1, description="named shape, shipped pair, or folder with a checkpoint"
@@ -73,6 +75,7 @@ class EngineSpec(Record):
     tree_compile: str = "ancestors"
     attention: str = "dense_mask"
     sampling: str = "greedy"
+    prefill: str = "eager"
     executor: str = "eager"
     node_budget: int = Field(default=32, ge=0, le=4096, description="most nodes of a draft tree, the root not counted")
     block_size: int | None = Field(
@@ -98,7 +101,7 @@ class EngineSpec(Record):
         default="torch", description="torch: plain torch ops; triton: fused kernels; without: what fits the device"
     )
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="float32 or bfloat16")
-    device: Literal["cpu", "cuda"] = Field(default="cpu", description="cpu or cuda; set by --device")
+    device: Device = Field(default="cpu", description="cpu or cuda; set by --device")
     num_threads: int | None = Field(default=None, ge=1, le=1024, description="CPU threads; without: torch's default")
     seed: Seed = Field(default=0, description="of random weights and of sampling")
 
@@ -118,10 +121,19 @@ PART_FIELDS: tuple[str, ...] = (
     "tree_compile",
     "attention",
     "sampling",
+    "prefill",
     "executor",
 )
 
-LABELLED: tuple[str, ...] = (*PART_FIELDS, "node_budget", "block_size")  # named in a label where not an arm's default
+LABELLED: tuple[str, ...] = (*PART_FIELDS, "node_budget", "block_size")  # named in a label where not as usual
+
+# What an engine on a GPU is, and no label has to say: a round is one launch, nothing waits for the host, no mask over
+# the context is made.
+USUAL_ON_GPU: dict[str, Any] = {
+    "tree_build": "device",
+    "attention": "tree_triton",
+    "executor": "round_graph",
+}
 
 # An arm pins the fields that define it: an axis over a pinned field does not multiply the arm.
 ARMS: dict[str, dict[str, Any]] = {
@@ -206,8 +218,9 @@ class Case(Record):
 
     @property
     def label(self) -> str:
-        """Arm, what differs from the arm's defaults, and the concurrency: `ddtree tree_build=device c=4`."""
-        defaults = EngineSpec(**ARMS[self.arm])
+        """Arm, what differs from what it usually is on its device, and the concurrency: `ddtree executor=eager c=4`."""
+        usual = USUAL_ON_GPU if self.engine.device == "cuda" else {}
+        defaults = EngineSpec(**{**usual, **ARMS[self.arm]})
         named = [name for name in LABELLED if getattr(self.engine, name) != getattr(defaults, name)]
         named += [name for name in self.shown if name not in named and name not in ARMS[self.arm]]
         texts = [f"{name}={_text(self.field(name))}" for name in named if name != "concurrency"]
@@ -225,7 +238,7 @@ class Axis(Record):
     values: tuple[Any, ...]
 
     @property
-    def owner(self) -> Literal["engine", "workload", "capture"]:
+    def owner(self) -> Owner:
         return _axis_owner(self.name)
 
 
@@ -267,7 +280,7 @@ def _text(value: Any) -> str:
     return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-AXIS_MODELS: dict[str, type[Record]] = {"engine": EngineSpec, "workload": WorkloadSpec, "capture": CaptureSpec}
+AXIS_MODELS: dict[Owner, type[Record]] = {"engine": EngineSpec, "workload": WorkloadSpec, "capture": CaptureSpec}
 
 
 def axis_names() -> tuple[str, ...]:
@@ -275,10 +288,10 @@ def axis_names() -> tuple[str, ...]:
     return tuple(name for model in AXIS_MODELS.values() for name in model.model_fields)
 
 
-def _axis_owner(name: str) -> Literal["engine", "workload", "capture"]:
+def _axis_owner(name: str) -> Owner:
     for owner, model in AXIS_MODELS.items():
         if name in model.model_fields:
-            return owner  # type: ignore[return-value]
+            return owner
     raise UserError(f"unknown axis {shown(name)}: {did_you_mean(name, axis_names())}")
 
 
@@ -354,9 +367,10 @@ def complaint(error: ValidationError) -> str:
     return f"{expected}, got {shown(first['input'])}"
 
 
-def from_json(model: type[RecordT], text: str, where: str) -> RecordT:
-    """Parse one of our own JSON records; damage is a SchemaError naming the file."""
+def from_json(model: type[RecordT], text: str, where: str, cure: str = "") -> RecordT:
+    """Parse one of our own JSON records; damage is a SchemaError naming the file and, where there is one, the cure."""
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
-        raise SchemaError(f"{where}: damaged or from another version: {first_message(error)}") from error
+        words = f"{where}: damaged or from another version: {first_message(error)}"
+        raise SchemaError(f"{words}: {cure}" if cure else words) from error

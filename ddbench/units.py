@@ -28,6 +28,13 @@ def grouped(count: int) -> str:
     return f"{count:,}".replace(",", "\u202f")
 
 
+def signed_percent(share: float) -> str:
+    """`+3.2 %`, `−0.41 %`, `0 %`."""
+    if share == 0:
+        return "0 %"
+    return f"{'+' if share > 0 else '−'}{significant(100 * abs(share), 2)} %"
+
+
 def microseconds(us: float) -> str:
     """Microseconds for a column of them: whole ones from 100 on, three digits below; never 0 for what is not 0."""
     return grouped(round(us)) if abs(us) >= 100 else significant(us)
@@ -80,9 +87,9 @@ def ratio(value: float) -> str:
     return f"{value:.2f}x"
 
 
-def interval(low: float, high: float, digits: int = 3) -> str:
+def interval(low: float, high: float) -> str:
     """A confidence interval: `[1.20, 1.31]`."""
-    return f"[{significant(low, digits)}, {significant(high, digits)}]"
+    return f"[{significant(low)}, {significant(high)}]"
 
 
 def listed(items: Sequence[object]) -> str:

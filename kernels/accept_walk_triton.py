@@ -28,6 +28,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .dependent_launch import dependence, wait_for_launch_before
+
 BLOCK_V = 4096  # logits a program looks at in one step: 16 per thread, two 16-byte loads
 PROGRAMS = 1056  # enough to fill 132 multiprocessors with two rounds of four programs
 
@@ -62,11 +64,13 @@ def _accept_walk_kernel(
     DOUBLINGS: tl.constexpr,
     NUM_STOPS: tl.constexpr,
     IS_CUT: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     request = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK_N)
     is_slot = index < slots
     at = request * slots + index
+    wait_for_launch_before(IS_DEPENDENT)
     num_nodes = tl.load(num_nodes_ptr + request)
     tokens = tl.load(tokens_ptr + at, mask=is_slot, other=-1)
     parents = tl.load(parents_ptr + at, mask=is_slot, other=-1)
@@ -114,9 +118,11 @@ def _truncate_kernel(
     width,
     BLOCK_P: tl.constexpr,
     NUM_STOPS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     request = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK_P)
+    wait_for_launch_before(IS_DEPENDENT)
     token = tl.load(emitted_ptr + request * width + place, mask=place < width, other=-1)
     is_stop = place < 0
     for q in tl.static_range(NUM_STOPS):
@@ -139,9 +145,11 @@ def _argmax_chunk_kernel(
     slots,
     HAS_COUNTS: tl.constexpr,
     BLOCK_V: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
+    wait_for_launch_before(IS_DEPENDENT)
     if HAS_COUNTS:
         request = row // slots
         if row - request * slots > tl.load(num_nodes_ptr + request):
@@ -172,9 +180,11 @@ def _argmax_merge_kernel(
     slots,
     HAS_COUNTS: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, BLOCK_C)
+    wait_for_launch_before(IS_DEPENDENT)
     value = tl.load(value_ptr + row * num_chunks + chunk, mask=chunk < num_chunks, other=float("-inf"))
     index = tl.load(index_ptr + row * num_chunks + chunk, mask=chunk < num_chunks, other=2147483647)
     token = tl.min(tl.where(value == tl.max(value, 0), index, 2147483647), 0).to(tl.int64)
@@ -233,6 +243,7 @@ def _walk(
         BLOCK_N=block, BLOCK_P=triton.next_power_of_2(width),
         DOUBLINGS=max(min(horizon, slots - 1) - 1, 0).bit_length(),
         NUM_STOPS=0 if cut is None else stop_ids.shape[1], IS_CUT=cut is not None, num_warps=_num_warps(block),
+        **dependence(tokens),
     )  # fmt: skip
     return out
 
@@ -291,7 +302,7 @@ def truncate_triton(
     assert stop_ids.shape[0] == batch
     _truncate_kernel[(batch,)](
         emitted, num_emitted, stop_ids, remaining, count, finished.view(torch.uint8), width,
-        BLOCK_P=triton.next_power_of_2(width), NUM_STOPS=stop_ids.shape[1], num_warps=1,
+        BLOCK_P=triton.next_power_of_2(width), NUM_STOPS=stop_ids.shape[1], num_warps=1, **dependence(emitted),
     )  # fmt: skip
     return count, finished
 
@@ -326,11 +337,11 @@ def greedy_posterior_triton(
     assert values.shape == indices.shape == (batch * slots, chunks)
     _argmax_chunk_kernel[(batch * slots, chunks)](
         logits, counts, values, indices, vocab, vocab, steps, chunks, slots,
-        HAS_COUNTS=has_counts, BLOCK_V=BLOCK_V, num_warps=8,
+        HAS_COUNTS=has_counts, BLOCK_V=BLOCK_V, num_warps=8, **dependence(logits),
     )  # fmt: skip
     _argmax_merge_kernel[(batch * slots,)](
         values, indices, counts, out, chunks, slots,
-        HAS_COUNTS=has_counts, BLOCK_C=triton.next_power_of_2(chunks), num_warps=1,
+        HAS_COUNTS=has_counts, BLOCK_C=triton.next_power_of_2(chunks), num_warps=1, **dependence(logits),
     )  # fmt: skip
     return out
 
@@ -378,7 +389,7 @@ def _entry(
         "name": name,
         "kernel": kernel,
         "signature": signature,
-        "constexprs": constexprs,
+        "constexprs": constexprs | {"IS_DEPENDENT": True},
         "num_warps": num_warps,
         "num_stages": 3,
         "divisible_by_16": (*(arg for arg, kind in signature.items() if kind.startswith("*")), *multiples),

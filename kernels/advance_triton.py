@@ -13,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .dependent_launch import dependence, wait_for_launch_before
+
 
 @triton.jit(do_not_specialize=["width", "slots", "context"])
 def _advance_kernel(
@@ -35,10 +37,12 @@ def _advance_kernel(
     HAS_TREE: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     request = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK_P)
     inside = place < width
+    wait_for_launch_before(IS_DEPENDENT)
     path = tl.load(path_ptr + request * width + place, mask=inside, other=-1)
     emitted = tl.load(emitted_ptr + request * width + place, mask=inside, other=-1)
     length = tl.load(lengths_ptr + request)
@@ -102,6 +106,7 @@ def advance_triton(
         path, num_accepted, emitted, num_emitted, finished.view(torch.uint8), num_nodes, scores, tokens, lengths,
         remaining, anchors, *out, width, slots, tokens.shape[1], HAS_TREE=tree is not None,
         BLOCK_P=triton.next_power_of_2(width), BLOCK_N=triton.next_power_of_2(slots), num_warps=1,
+        **dependence(path),
     )  # fmt: skip
     return out
 
@@ -124,7 +129,7 @@ def _entry(name: str, has_tree: bool, block_p: int, block_n: int) -> dict[str, A
         "name": name,
         "kernel": _advance_kernel,
         "signature": signature,
-        "constexprs": {"HAS_TREE": has_tree, "BLOCK_P": block_p, "BLOCK_N": block_n},
+        "constexprs": {"HAS_TREE": has_tree, "BLOCK_P": block_p, "BLOCK_N": block_n, "IS_DEPENDENT": True},
         "num_warps": 1,
         "num_stages": 3,
         "divisible_by_16": tuple(arg for arg, kind in signature.items() if kind.startswith("*")),

@@ -27,6 +27,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .dependent_launch import dependence, wait_for_launch_before
+
 MAX_CACHES = 4  # per launch
 TILE_ELEMENTS = 16384  # rows x columns a program holds at most: 64 registers of a thread for bf16
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -65,10 +67,12 @@ def _commit_kv_kernel(
     COUNTS_ROOT: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_W: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     program = tl.program_id(0)
     request = tl.program_id(1).to(tl.int64)
     place = 1 + tl.arange(0, BLOCK_P)  # the root never moves
+    wait_for_launch_before(IS_DEPENDENT)
     base = tl.load(lengths_ptr + request)
     num_accepted = tl.load(num_accepted_ptr + request)
     node = tl.load(path_ptr + request * width + place, mask=place < width, other=-1)
@@ -148,6 +152,7 @@ def _launch(caches: Sequence[torch.Tensor], rest: tuple[torch.Tensor, ...], coun
     _commit_kv_kernel[(sum(programs), batch)](
         *filled, *rest, width, *strides, *sizes, *[*first, *[0] * MAX_CACHES][1:MAX_CACHES],
         NUM_CACHES=len(caches), COUNTS_ROOT=counts_root, BLOCK_P=block_p, BLOCK_W=block_w, num_warps=4,
+        **dependence(caches[0]),
     )  # fmt: skip
 
 
@@ -201,7 +206,8 @@ def _entry(name: str, num_caches: int, block_p: int, block_w: int) -> dict[str, 
         "name": name,
         "kernel": _commit_kv_kernel,
         "signature": _SIGNATURE,
-        "constexprs": {"NUM_CACHES": num_caches, "COUNTS_ROOT": True, "BLOCK_P": block_p, "BLOCK_W": block_w},
+        "constexprs": {"NUM_CACHES": num_caches, "COUNTS_ROOT": True, "BLOCK_P": block_p, "BLOCK_W": block_w}
+        | {"IS_DEPENDENT": True},
         "num_warps": 4,
         "num_stages": 3,
         "divisible_by_16": tuple(arg for arg in _SIGNATURE if arg not in _LOOSE),

@@ -33,6 +33,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .dependent_launch import dependence, wait_for_launch_before
+
 CHUNK = 4096  # tokens a program reads
 BLOCK = 64  # tokens whose maximum is kept; balances the two selections: 2,560 blocks, 4,096 tokens
 PARTIAL_WARPS = 4
@@ -112,6 +114,7 @@ def _partial_kernel(
     num_blocks,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     chunk = tl.program_id(0)
     position = tl.program_id(1)
@@ -120,6 +123,7 @@ def _partial_kernel(
     row_logits = logits + request.to(tl.int64) * stride_batch + position.to(tl.int64) * stride_position
     blocks = chunk * (CHUNK // BLOCK) + tl.arange(0, CHUNK // BLOCK)
     ids = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    wait_for_launch_before(IS_DEPENDENT)
     values = tl.load(row_logits + ids, mask=ids < vocab, other=-float("inf")).to(tl.float32)  # [blocks, BLOCK]
     best = tl.max(values, axis=1)
     tl.store(block_maxima + row * num_blocks + blocks, best, mask=blocks < num_blocks)
@@ -150,6 +154,7 @@ def _merge_kernel(
     CHUNKS: tl.constexpr,  # likewise
     WIDTH: tl.constexpr,  # likewise
     ZERO_BITS: tl.constexpr,  # of a logit's fp32 form; the bisection need not look at them
+    IS_DEPENDENT: tl.constexpr,
 ):
     position = tl.program_id(0)
     request = tl.program_id(1)
@@ -161,6 +166,7 @@ def _merge_kernel(
 
     block = tl.arange(0, BLOCKS)
     is_block = block < num_blocks
+    wait_for_launch_before(IS_DEPENDENT)
     best = tl.load(block_maxima + row * num_blocks + block, mask=is_block, other=0.0)
     ordered = tl.where(is_block, _ordered(best, ZERO_BITS), _PADDING)
     num_picked = tl.minimum(width, num_blocks)
@@ -245,8 +251,9 @@ def draft_topk_triton(
     chunk = _chunk(vocab, chunk, block)
     num_chunks, num_blocks = triton.cdiv(vocab, chunk), triton.cdiv(vocab, block)
     _partial_kernel[num_chunks, horizon, batch](
-        logits, *workspace[:3], *strides, vocab, num_blocks, CHUNK=chunk, BLOCK=block, num_warps=PARTIAL_WARPS
-    )
+        logits, *workspace[:3], *strides, vocab, num_blocks, CHUNK=chunk, BLOCK=block, num_warps=PARTIAL_WARPS,
+        **dependence(logits),
+    )  # fmt: skip
     _merge_kernel[horizon, batch](
         logits,
         *workspace,
@@ -262,6 +269,7 @@ def draft_topk_triton(
         WIDTH=triton.next_power_of_2(width),
         ZERO_BITS=ZERO_BITS.get(logits.dtype, 0),
         num_warps=MERGE_WARPS,
+        **dependence(logits),
     )
     return out
 
@@ -311,7 +319,7 @@ def _aot_pair(name: str, logits: str, vocab: int, width: int) -> tuple[dict[str,
             "kernel": _partial_kernel,
             "signature": given | sizes,
             "divisible_by_16": (*given, *sizes),
-            "constexprs": {"CHUNK": chunk, "BLOCK": BLOCK},
+            "constexprs": {"CHUNK": chunk, "BLOCK": BLOCK, "IS_DEPENDENT": True},
             "num_warps": PARTIAL_WARPS,
             "num_stages": 3,
         },
@@ -320,7 +328,7 @@ def _aot_pair(name: str, logits: str, vocab: int, width: int) -> tuple[dict[str,
             "kernel": _merge_kernel,
             "signature": given | results | sizes | {"num_chunks": "i32", "width": "i32"},
             "divisible_by_16": (*given, *results, *sizes),
-            "constexprs": {"BLOCK": BLOCK} | padded,
+            "constexprs": {"BLOCK": BLOCK, "IS_DEPENDENT": True} | padded,
             "num_warps": MERGE_WARPS,
             "num_stages": 3,
         },

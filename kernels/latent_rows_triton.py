@@ -19,6 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .dependent_launch import dependence, wait_for_launch_before
+
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _latent_rows_kernel(
@@ -38,17 +40,19 @@ def _latent_rows_kernel(
     HALF: tl.constexpr,
     BLOCK_RANK: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Grid: tokens, batch rows."""
     i = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1).to(tl.int64)
-    length = tl.load(lengths_ptr + b).to(tl.int64)
     column = tl.arange(0, BLOCK_RANK)
     is_latent = column < RANK
     pair = tl.arange(0, BLOCK_HALF)
     is_pair = pair < HALF
     source = kv_ptr + b * kv_batch_stride + i * kv_token_stride
     table = (b * tl.num_programs(0) + i) * HALF + pair
+    wait_for_launch_before(IS_DEPENDENT)
+    length = tl.load(lengths_ptr + b).to(tl.int64)
     latent = tl.load(source + column, mask=is_latent, other=0).to(tl.float32)
     first = tl.load(source + RANK + pair, mask=is_pair, other=0).to(tl.float32)
     second = tl.load(source + RANK + HALF + pair, mask=is_pair, other=0).to(tl.float32)
@@ -101,7 +105,7 @@ def latent_rows_triton(
         sizes, num_warps = _constants(rank, half)
         _latent_rows_kernel[(num_tokens, batch)](
             kv, norm_weight, cos_rows, sin_rows, lengths, cache, eps, cache.shape[1],
-            *kv_strides[:2], *cache_strides[:2], **sizes, num_warps=num_warps,
+            *kv_strides[:2], *cache_strides[:2], **sizes, **dependence(kv), num_warps=num_warps,
         )  # fmt: skip
 
 
@@ -117,7 +121,7 @@ def _entry(name: str, element: str, rank: int, half: int) -> dict[str, Any]:
         "name": f"{name}-{element}",
         "kernel": _latent_rows_kernel,
         "signature": {**pointers, "eps": "fp32", "num_rows": "i32", **strides},
-        "constexprs": sizes,
+        "constexprs": sizes | {"IS_DEPENDENT": True},
         "divisible_by_16": (*pointers, *strides),
         "num_warps": num_warps,
         "num_stages": 3,

@@ -40,6 +40,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from .dependent_launch import dependence, wait_for_launch_before
 from .materialize_kv import _check as check_bounds
 
 MAX_SKINNY_TOKENS = 64  # beyond, the rows' own traffic nears that of the weights and arithmetic counts
@@ -72,6 +73,7 @@ def _skinny_gemm_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     INTERPRET: tl.constexpr,  # the interpreter's bf16 products are wrong
+    IS_DEPENDENT: tl.constexpr,
 ):
     """partial[x, m, n] = sum over the k of split x of weight[n, k] * row m's [k], for the rows that count."""
     NUM_TILES: tl.constexpr = (OUTER + BLOCK_N - 1) // BLOCK_N
@@ -79,6 +81,7 @@ def _skinny_gemm_kernel(
     tile = tl.program_id(0) % NUM_TILES  # neighbours share the rows' columns, which so stay in the L2 cache
     split = tl.program_id(0) // NUM_TILES
     token = tl.arange(0, BLOCK_M)
+    wait_for_launch_before(IS_DEPENDENT)
     counts = (token < num_tokens) & _counts(num_rows_ptr, token, rows_per_request, num_tokens)
     if tl.max(counts.to(tl.int32), axis=0) == 0:
         return
@@ -124,11 +127,13 @@ def _reduce_norm_kernel(
     SPLIT_STRIDE: tl.constexpr,
     NUM_PIECES: tl.constexpr,  # 1: the row is normalised here; else only weighted, 1/rms is left to the reader
     BLOCK: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Sum of the splits times the norm's weight; one program per token and piece of its row."""
     token = tl.program_id(0)
     piece = tl.program_id(1)
     batch = token // rows_per_request
+    wait_for_launch_before(IS_DEPENDENT)
     if token - batch * rows_per_request >= tl.load(num_rows_ptr + batch):
         return
     column = piece * BLOCK + tl.arange(0, BLOCK)
@@ -186,6 +191,7 @@ def _norm_rope_scatter_kernel(
     BLOCK_P: tl.constexpr,  # powers of two: pieces, heads, head dim
     BLOCK_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """One program per token, layer and K or V: all heads of one cache row. K is fp32 from the GEMM to the store."""
     token = tl.program_id(0)
@@ -193,6 +199,7 @@ def _norm_rope_scatter_kernel(
     is_value = tl.program_id(1) % 2
     batch = token // rows_per_request
     row = token - batch * rows_per_request
+    wait_for_launch_before(IS_DEPENDENT)
     if row >= tl.load(num_rows_ptr + batch):
         return
     OUTER: tl.constexpr = NUM_LAYERS * 2 * HEADS * DIM
@@ -337,6 +344,7 @@ def _skinny_gemm(rows: torch.Tensor, weight: torch.Tensor, num_rows: torch.Tenso
     _skinny_gemm_kernel[(triton.cdiv(outer, plan.block_n) * plan.splits,)](
         rows, weight, num_rows, partial, num_tokens, rows.shape[1], rows.stride(0), rows.stride(1),
         **_gemm_constants(plan, outer, inner, triton.knobs.runtime.interpret), num_warps=4, num_stages=plan.num_stages,
+        **dependence(rows),
     )  # fmt: skip
 
 
@@ -414,7 +422,7 @@ def materialize_kv_triton(
     constants = _norm_constants(num_tokens, hidden, fc.shape[1], features.dtype)
     _reduce_norm_kernel[(num_tokens, constants["NUM_PIECES"])](
         hidden_rows, hidden_norm, num_rows, context, scratch.squares, rows_per_request, eps,
-        **constants, num_warps=4 if is_skinny else 8,
+        **constants, **dependence(features), num_warps=4 if is_skinny else 8,
     )  # fmt: skip
     if is_skinny:
         kv_rows = scratch.kv_partial
@@ -426,6 +434,7 @@ def materialize_kv_triton(
         kv_rows, scratch.squares, k_norms, positions, num_rows, cos, sin, k_cache, v_cache,
         rows_per_request, eps, *positions.stride(), *k_cache.stride()[:4],
         **_scatter_constants(num_tokens, hidden, num_layers, heads, dim, cos.shape[1], features.dtype), num_warps=4,
+        **dependence(features),
     )  # fmt: skip
 
 
@@ -452,7 +461,7 @@ def _entry(
     name: str, kernel: Any, signature: dict[str, str], constants: dict[str, Any], **options: int
 ) -> dict[str, Any]:
     aligned = tuple(argument for argument in signature if argument not in LOOSE)
-    parts = {"name": name, "kernel": kernel, "signature": signature, "constexprs": constants}
+    parts = {"name": name, "kernel": kernel, "signature": signature, "constexprs": constants | {"IS_DEPENDENT": True}}
     return parts | {"num_warps": 4, "num_stages": 3} | options | {"divisible_by_16": aligned}
 
 

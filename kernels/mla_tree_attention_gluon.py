@@ -36,6 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 HALF_RANK, ROPE = 256, 64
 TILE = 64  # query rows of a program, and cache rows of a step
@@ -277,6 +278,8 @@ def _mla_hopper_kernel(
     """Program (tile of query rows, split of the context, request)."""
     SMEM: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     tile, split, b = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    gdc_wait()  # by the warps that start the others: see dependent_launch.py
+    gdc_launch_dependents()
     length = gl.load(lengths_ptr + b).to(gl.int32)
     q_halves = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 256], SMEM)
     q_rope = gl.allocate_shared_memory(gl.bfloat16, [64, 64], SMEM)
@@ -360,6 +363,7 @@ def launch(
         *boxes, lengths, lengths if words is None else words, out, nothing if partial is None else partial,
         nothing if stats is None else stats, scale_log2, request_rows, num_new, 1 if words is None else words.shape[2],
         num_splits, NUM_HEADS=num_heads, IS_TREE=words is not None, IS_SPLIT=num_splits > 1, num_warps=4,
+        launch_pdl=True,
     )  # fmt: skip
 
 

@@ -32,7 +32,8 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
+
+from .dependent_launch import dependence, is_hopper, wait_for_launch_before
 
 LOG2_E = 1.4426950408889634
 NUM_SMS = 132  # of an H200; at the product's shape one program fills a multiprocessor
@@ -108,11 +109,13 @@ def _mla_tree_attention_kernel(
     IS_ALIGNED: tl.constexpr,
     STAGES: tl.constexpr,
     INTERPRET: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Program (tile of query rows, split of the context, request)."""
     tile, split, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     batch = tl.num_programs(2)
     num_query_rows = num_new * NUM_HEADS
+    wait_for_launch_before(IS_DEPENDENT)
     length = tl.load(lengths_ptr + b).to(tl.int32)
     blocks = tl.where(length < 0, 0, tl.cdiv(length + num_new, BLOCK_S))
     per_split = tl.cdiv(blocks, num_splits)
@@ -204,6 +207,7 @@ def _mla_combine_kernel(
     """Program (query row, request): weigh the splits that have something by their softmax sums, CHUNK at a time."""
     query_row, b = tl.program_id(0), tl.program_id(1)
     batch = tl.num_programs(1)
+    # Not of the launch before, which is this launcher's.
     length = tl.load(lengths_ptr + b).to(tl.int32)
     blocks = tl.where(length < 0, 0, tl.cdiv(length + num_new, BLOCK_S))
     per_split = tl.maximum(tl.cdiv(blocks, num_splits), 1)
@@ -214,8 +218,7 @@ def _mla_combine_kernel(
     acc = tl.zeros([BLOCK_R], dtype=tl.float32)
     top = tl.full([], -1e30, dtype=tl.float32)
     total = tl.full([], 0.0, dtype=tl.float32)
-    if IS_DEPENDENT:
-        gdc_wait()
+    wait_for_launch_before(IS_DEPENDENT)
     for start in tl.range(0, active, CHUNK):
         split = start + tl.arange(0, CHUNK)
         peaks = tl.load(stats_ptr + stats_at + split * num_query_rows, mask=split < active, other=-1e30)
@@ -243,6 +246,7 @@ def _pack_ancestors_kernel(
     num_new,
     num_words,
     BLOCK_W: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Program (new token, request): bit j % 64 of word j // 64 says whether the token sees new token j."""
     i, b = tl.program_id(0), tl.program_id(1)
@@ -250,6 +254,7 @@ def _pack_ancestors_kernel(
     bit = tl.arange(0, 64)
     j = word[:, None] * 64 + bit[None, :]
     row = visible_ptr + b.to(tl.int64) * stride_vb + i * stride_vi
+    wait_for_launch_before(IS_DEPENDENT)
     sees = tl.load(row + j * stride_vj, mask=j < num_new, other=0).to(tl.int32)
     packed = tl.sum((sees != 0).to(tl.int64) << bit.to(tl.int64)[None, :], axis=1)
     tl.store(words_ptr + (b * num_new + i) * num_words + word, packed, mask=word < num_words)
@@ -275,8 +280,9 @@ def pack_ancestors(visible: torch.Tensor, out: torch.Tensor | None = None) -> to
     if out is None:
         out = torch.empty(batch, num_new, num_words, dtype=torch.int64, device=visible.device)
     _pack_ancestors_kernel[(num_new, batch)](
-        visible.view(torch.uint8), out, *visible.stride(), num_new, num_words, triton.next_power_of_2(num_words)
-    )
+        visible.view(torch.uint8), out, *visible.stride(), num_new, num_words, triton.next_power_of_2(num_words),
+        **dependence(visible),
+    )  # fmt: skip
     return out
 
 
@@ -321,8 +327,7 @@ def mla_tree_attention_triton(
         partial, stats = workspace[: numel - stats_numel], workspace[numel - stats_numel : numel]
     blocks, launch = _config(q.dtype, rank, width - rank)
     scale_log2 = scale * LOG2_E
-    is_hopper = not triton.knobs.runtime.interpret and torch.cuda.get_device_capability(q.device)[0] == 9
-    if is_hopper and _gluon().suits(q, latent, rank):
+    if is_hopper(q) and _gluon().suits(q, latent, rank):
         partial = None if partial is None else partial.view(torch.bfloat16)
         _gluon().launch(q, latent, lengths, visible, scale_log2, splits, out, partial, stats)
     else:
@@ -335,15 +340,15 @@ def mla_tree_attention_triton(
             num_new, 1 if visible is None else visible.shape[2], splits,
             NUM_HEADS=num_heads, RANK=rank, ROPE=width - rank, STRIDE=latent.stride(1),
             IS_TREE=visible is not None, IS_SPLIT=splits > 1, IS_ALIGNED=is_aligned,
-            INTERPRET=triton.knobs.runtime.interpret, **blocks, **launch,
+            INTERPRET=triton.knobs.runtime.interpret, **blocks, **launch, **dependence(q),
         )  # fmt: skip
     if splits > 1:
         assert partial is not None
         block_r = triton.next_power_of_2(rank)
         _mla_combine_kernel[(num_rows, batch)](
             partial, stats, lengths, out, num_new, num_rows, splits, RANK=rank, BLOCK_S=blocks["BLOCK_S"],
-            BLOCK_R=block_r, CHUNK=min(MAX_CHUNK, triton.next_power_of_2(splits)), IS_DEPENDENT=is_hopper,
-            num_warps=_combine_warps(block_r, partial), **({"launch_pdl": True} if is_hopper else {}),
+            BLOCK_R=block_r, CHUNK=min(MAX_CHUNK, triton.next_power_of_2(splits)),
+            num_warps=_combine_warps(block_r, partial), **dependence(q),
         )  # fmt: skip
     return out
 
@@ -422,7 +427,7 @@ def _aot(
         "signature": pointers | {"scale_log2": "fp32"} | dict.fromkeys(numbers, "i32"),
         "constexprs": absent
         | {"NUM_HEADS": heads, "RANK": rank, "ROPE": rope, "STRIDE": rank + rope, "IS_TREE": is_tree}
-        | {"IS_SPLIT": is_split, "IS_ALIGNED": True, "INTERPRET": False}
+        | {"IS_SPLIT": is_split, "IS_ALIGNED": True, "INTERPRET": False, "IS_DEPENDENT": True}
         | blocks,
         **launch,
     }
@@ -449,7 +454,7 @@ AOT = (
         "kernel": _pack_ancestors_kernel,
         "signature": {"visible_ptr": "*u8", "words_ptr": "*i64"}
         | dict.fromkeys(("stride_vb", "stride_vi", "stride_vj", "num_new", "num_words"), "i32"),
-        "constexprs": {"BLOCK_W": 1},
+        "constexprs": {"BLOCK_W": 1, "IS_DEPENDENT": True},
         "num_warps": 4,
         "num_stages": 3,
     },

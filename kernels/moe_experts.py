@@ -49,6 +49,7 @@ def _swiglu(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def _gather(x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, experts: ExpertWeights) -> torch.Tensor:
+    """Copies the chosen weights per (token, slot): for few tokens. No host sync."""
     num_tokens, top_k = expert_ids.shape
     gate_up, down = experts(expert_ids.flatten())  # [T*k, 2I, M], [T*k, M, I]
     tokens = x.repeat_interleave(top_k, dim=0)[..., None]  # [T*k, M, 1]
@@ -60,6 +61,7 @@ def _gather(x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, ex
 def _grouped(
     x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, experts: ExpertWeights, num_experts: int
 ) -> torch.Tensor:
+    """Sorts the token slots by expert and runs each expert in use once. One host sync (rows per expert)."""
     num_tokens, top_k = expert_ids.shape
     flat_ids = expert_ids.flatten()
     order = flat_ids.argsort(stable=True)  # token slots by expert, those of nobody here last
@@ -84,8 +86,9 @@ def _dense(
     weights: torch.Tensor,
     experts: ExpertWeights,
     num_experts: int,
-    is_share: bool = False,
+    is_share: bool,
 ) -> torch.Tensor:
+    """Runs every expert on every token and weighs the unchosen with 0. No host sync."""
     gate_up, down = experts(slice(None))  # [E, 2I, M], [E, M, I]
     num_bins = num_experts + is_share  # one more for the choices of nobody here
     combine = weights.new_zeros(x.shape[0], num_bins).scatter_(1, expert_ids, weights)  # [T, E]
@@ -95,15 +98,15 @@ def _dense(
     return torch.bmm(hidden.transpose(0, 1), down.transpose(1, 2)).sum(dim=0)
 
 
-def choose_form(num_slots: int, num_experts: int, device_type: str, can_sync: bool = False) -> Form:
+def choose_form(num_slots: int, num_experts: int, device_type: str) -> Form:
     """The form for `num_slots` = T*k chosen (token, expert) pairs; see the module docstring."""
-    if can_sync or device_type == "cpu":
+    if device_type == "cpu":
         return "grouped"
     return "gather" if num_slots <= num_experts else "dense"
 
 
 def _run(
-    form: Form,
+    form: Form | None,
     x: torch.Tensor,
     expert_ids: torch.Tensor,
     weights: torch.Tensor,
@@ -111,6 +114,7 @@ def _run(
     num_experts: int,
     first_expert: int | None,
 ) -> torch.Tensor:
+    form = form or choose_form(expert_ids.numel(), num_experts, x.device.type)
     is_share = first_expert is not None
     if first_expert is not None:
         x, expert_ids, weights = _share(x, expert_ids, weights, first_expert, num_experts)
@@ -121,48 +125,20 @@ def _run(
     return _gather(x, expert_ids.clamp(max=num_experts - 1) if is_share else expert_ids, weights, experts)
 
 
-def _float_weights(gate_up: torch.Tensor, down: torch.Tensor) -> ExpertWeights:
-    return lambda index: (gate_up[index], down[index])
-
-
-def moe_experts_gather(
+def moe_experts(
     x: torch.Tensor,  # [T, M]
     expert_ids: torch.Tensor,  # [T, k] int64, distinct within a token
     weights: torch.Tensor,  # [T, k] fp32
     gate_up: torch.Tensor,  # [E, 2I, M], gate rows first
     down: torch.Tensor,  # [E, M, I]
-) -> torch.Tensor:
-    """-> [T, M]. Copies the chosen weights per (token, slot): for few tokens. No host sync."""
-    return _gather(x, expert_ids, weights, _float_weights(gate_up, down))
-
-
-def moe_experts_grouped(
-    x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
-) -> torch.Tensor:
-    """-> [T, M]. Sorts the token slots by expert and runs each expert in use once. One host sync (rows per expert)."""
-    return _grouped(x, expert_ids, weights, _float_weights(gate_up, down), gate_up.shape[0])
-
-
-def moe_experts_dense(
-    x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
-) -> torch.Tensor:
-    """-> [T, M]. Runs every expert on every token and weighs the unchosen with 0. No host sync."""
-    return _dense(x, expert_ids, weights, _float_weights(gate_up, down), gate_up.shape[0])
-
-
-def moe_experts(
-    x: torch.Tensor,
-    expert_ids: torch.Tensor,
-    weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    can_sync: bool = False,
     form: Form | None = None,  # None: by `choose_form`
     first_expert: int | None = None,  # the expert id of gate_up[0], where other ranks hold some; None: all are here
 ) -> torch.Tensor:
-    """-> [T, M] by the form that suits the shape (module docstring). No host sync on a GPU unless `can_sync`."""
-    form = form or choose_form(expert_ids.numel(), gate_up.shape[0], x.device.type, can_sync)
-    experts = _float_weights(gate_up, down)
+    """-> [T, M] by the form that suits the shape (module docstring), on a GPU one without a host sync."""
+
+    def experts(index: torch.Tensor | slice | int) -> tuple[torch.Tensor, torch.Tensor]:
+        return gate_up[index], down[index]
+
     return _run(form, x, expert_ids, weights, experts, gate_up.shape[0], first_expert)
 
 
@@ -175,7 +151,6 @@ def moe_experts_int4(
     down_packed: torch.Tensor,  # [E, M, I/8] int32
     down_scales: torch.Tensor,  # [E, M, I/group] bf16
     group: int,
-    can_sync: bool = False,
     form: Form | None = None,  # None: by `choose_form`
     first_expert: int | None = None,
 ) -> torch.Tensor:
@@ -187,6 +162,4 @@ def moe_experts_int4(
             dequantize(down_packed[index], down_scales[index], group, x.dtype),
         )
 
-    num_experts = gate_up_packed.shape[0]
-    form = form or choose_form(expert_ids.numel(), num_experts, x.device.type, can_sync)
-    return _run(form, x, expert_ids, weights, experts, num_experts, first_expert)
+    return _run(form, x, expert_ids, weights, experts, gate_up_packed.shape[0], first_expert)

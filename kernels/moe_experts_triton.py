@@ -30,8 +30,8 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from .dependent_launch import dependence, wait_for_launch_before
 from .int4_triton import unpack_planes
 
 
@@ -133,9 +133,7 @@ def _route_kernel(
 ):  # fmt: skip
     """One program per expert: counts all, so that no program waits for another. The rest reorder tokens."""
     pid = tl.program_id(0)
-    if IS_DEPENDENT:
-        gdc_wait()
-        gdc_launch_dependents()
+    wait_for_launch_before(IS_DEPENDENT)
     if pid >= num_experts:
         word = (pid - num_experts) * WORDS + tl.arange(0, WORDS)
         j = tl.arange(0, 8)
@@ -185,9 +183,7 @@ def _gate_up_kernel(
     WORDS: tl.constexpr, INTERPRET: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A block's tokens times ROWS gate and up rows of its expert: SwiGLU. Grid: tiles of I, blocks."""
-    if IS_DEPENDENT:
-        gdc_wait()
-        gdc_launch_dependents()
+    wait_for_launch_before(IS_DEPENDENT)
     block = tl.program_id(1)
     if block < tl.load(blocks_ptr):
         dtype: tl.constexpr = x_ptr.dtype.element_ty
@@ -252,9 +248,7 @@ def _down_kernel(
     IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A block's hidden rows times ROWS down rows of its expert. Grid: tiles of M, blocks."""
-    if IS_DEPENDENT:
-        gdc_wait()
-        gdc_launch_dependents()
+    wait_for_launch_before(IS_DEPENDENT)
     block = tl.program_id(1)
     if block < tl.load(blocks_ptr):
         dtype: tl.constexpr = hidden_ptr.dtype.element_ty
@@ -309,9 +303,7 @@ def _small_kernel(
     BLOCK_T: tl.constexpr, SLOTS: tl.constexpr, INTERPRET: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Routing and both products, a part of I: for experts small beside a launch. Grid: experts, parts, slots."""
-    if IS_DEPENDENT:
-        gdc_wait()
-        gdc_launch_dependents()
+    wait_for_launch_before(IS_DEPENDENT)
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     expert, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slots = tl.program_id(2) * SLOTS + tl.arange(0, SLOTS)
@@ -363,8 +355,7 @@ def _combine_kernel(
         expert = tl.load(ids_ptr + token * TOP_K + j) - first_expert
         held = held + ((expert >= 0) & (expert < num_experts),)  # type: ignore  # noqa: RUF005
         factors = factors + (tl.load(weights_ptr + token * TOP_K + j),)  # type: ignore  # noqa: RUF005
-    if IS_DEPENDENT:
-        gdc_wait()
+    wait_for_launch_before(IS_DEPENDENT)
     acc = tl.zeros((COLUMNS,), tl.float32)
     for j in tl.static_range(TOP_K):
         value = tl.zeros((COLUMNS,), tl.float32)
@@ -494,9 +485,7 @@ def _launch(
     if not num_tokens:
         return out
     ws = workspace or moe_workspace(num_tokens, top_k, hidden, num_experts, width, x.dtype, x.device, group > 0)
-    is_hopper = not interpret and torch.cuda.get_device_capability(x.device)[0] == 9
-    # a launch may begin while the one before ends, and waits where it needs it
-    dependent = {"IS_DEPENDENT": is_hopper, **({"launch_pdl": True} if is_hopper else {})}
+    dependent = dependence(x)
     if parts := num_parts(hidden, width, group):
         _small_kernel[(num_experts, parts, triton.cdiv(num_tokens * top_k, SMALL_SLOTS))](
             expert_ids, x, experts.gate_up, experts.down, ws.by_slot, num_tokens * top_k, first_expert, TOP_K=top_k,

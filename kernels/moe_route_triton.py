@@ -30,7 +30,8 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from .dependent_launch import dependence, wait_for_launch_before
 
 PROGRAMS = 160  # of a block of tokens that the product should have: more than an H200 has multiprocessors
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -106,12 +107,10 @@ def _gate_kernel(
     gate_at = gate_ptr + expert.to(tl.int64) * HIDDEN + (begin + column)[None, :]
     x_at = x_ptr + token * HIDDEN + (begin + column)[:, None]
     acc = tl.zeros((BLOCK_E, BLOCK_T), tl.float32)
-    if IS_DEPENDENT:
-        if PREFETCH:
-            tl.static_assert(EVEN and HIDDEN % 8 == 0)
-            _prefetch_rows(gate_ptr, begin, HIDDEN, BLOCK_E, STEPS * COLUMNS)
-        gdc_wait()
-        gdc_launch_dependents()
+    if PREFETCH:
+        tl.static_assert(EVEN and HIDDEN % 8 == 0)
+        _prefetch_rows(gate_ptr, begin, HIDDEN, BLOCK_E, STEPS * COLUMNS)
+    wait_for_launch_before(IS_DEPENDENT)
     for step in range(STEPS):
         k = step * COLUMNS
         if EVEN:
@@ -170,9 +169,7 @@ def _choose_kernel(
     expert = (tl.arange(0, GROUPS) * PER_GROUP)[:, None] + tl.arange(0, PER_GROUP)[None, :]
     mask = expert < EXPERTS
     bias = tl.load(bias_ptr + expert, mask=mask, other=0.0).to(tl.float32)  # no launch before this one's writes it
-    if IS_DEPENDENT:
-        gdc_wait()
-        gdc_launch_dependents()
+    wait_for_launch_before(IS_DEPENDENT)
     source = partial_ptr + token * EXPERTS + expert
     logit = tl.zeros((GROUPS, PER_GROUP), tl.float32)
     for segment in tl.static_range(SEGMENTS):
@@ -228,12 +225,9 @@ def _choice(experts: int, segments: int, top_k: int) -> tuple[dict[str, int], in
     return sizes, min(8, block // per_group)
 
 
-def _dependence(plan: Plan, device: torch.device) -> dict[str, Any]:
+def _dependence(plan: Plan, x: torch.Tensor) -> dict[str, Any]:
     """What a launch is told of the one before."""
-    is_dependent = (
-        plan.dependent and not triton.knobs.runtime.interpret and torch.cuda.get_device_capability(device)[0] == 9
-    )
-    return {"IS_DEPENDENT": is_dependent, **({"launch_pdl": True} if is_dependent else {})}
+    return dependence(x) if plan.dependent else {"IS_DEPENDENT": False}
 
 
 def moe_route_triton(
@@ -280,16 +274,16 @@ def moe_route_triton(
     sizes = _product(tile, experts, hidden, num_tokens, steps, wide or triton.knobs.runtime.interpret)
     partial = torch.empty((segments, num_tokens, experts), dtype=torch.float32, device=x.device)
     grid = (triton.cdiv(experts, tile.experts), segments, triton.cdiv(num_tokens, sizes["BLOCK_T"]))
-    dependence = _dependence(plan, x.device)
+    told = _dependence(plan, x)
     is_even = hidden % (steps * tile.columns) == 0 and experts % tile.experts == 0
-    prefetch = plan.prefetch and dependence["IS_DEPENDENT"] and is_even and not wide
+    prefetch = plan.prefetch and told["IS_DEPENDENT"] and is_even and not wide
     _gate_kernel[grid](
-        x, gate_weight, partial, num_tokens, **sizes, PREFETCH=prefetch, **dependence, num_warps=tile.num_warps,
+        x, gate_weight, partial, num_tokens, **sizes, PREFETCH=prefetch, **told, num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )  # fmt: skip
     choice, num_warps = _choice(experts, segments, top_k)
     _choose_kernel[(num_tokens,)](
-        partial, bias, ids, weights, scaling, num_tokens, **choice, **dependence, num_warps=num_warps
+        partial, bias, ids, weights, scaling, num_tokens, **choice, **told, num_warps=num_warps
     )
     return ids, weights
 

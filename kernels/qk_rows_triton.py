@@ -20,6 +20,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .dependent_launch import dependence, wait_for_launch_before
+
 ELEMENTS = 512  # of one tensor in a program: what one warp holds
 
 
@@ -107,6 +109,7 @@ def _qk_rows_kernel(
     BLOCK_DIM: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_TAIL: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Grid: tokens, blocks of query heads and then of KV heads, batch rows."""
     i = tl.program_id(0).to(tl.int64)
@@ -115,6 +118,7 @@ def _qk_rows_kernel(
     block = tl.program_id(1)
     Q_BLOCKS: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H
     pair = tl.arange(0, BLOCK_HALF)[None, :]
+    wait_for_launch_before(IS_DEPENDENT)
     cos = tl.load(cos_ptr + token * HALF + pair, mask=pair < HALF, other=0).to(tl.float32)
     sin = tl.load(sin_ptr + token * HALF + pair, mask=pair < HALF, other=0).to(tl.float32)
     if block < Q_BLOCKS:
@@ -207,7 +211,7 @@ def qk_rows_triton(
         _qk_rows_kernel[(num_tokens, blocks, batch)](
             q, k, v, q if q_norm is None else q_norm, k if k_norm is None else k_norm,
             cos_rows, sin_rows, lengths, out, k_cache, v_cache, eps, num_rows,
-            *(step for stride in strides for step in stride[:3]), **sizes, num_warps=num_warps,
+            *(step for stride in strides for step in stride[:3]), **sizes, **dependence(q), num_warps=num_warps,
         )  # fmt: skip
     return out
 
@@ -222,7 +226,7 @@ def _entry(name: str, element: str, has_norm: bool, heads: int, kv_heads: int, d
         "name": f"{name}-{element}",
         "kernel": _qk_rows_kernel,
         "signature": {**pointers, "eps": "fp32", "num_rows": "i32", **dict.fromkeys(strides, "i32")},
-        "constexprs": sizes,
+        "constexprs": sizes | {"IS_DEPENDENT": True},
         "divisible_by_16": (*pointers, *strides),
         "num_warps": num_warps,
         "num_stages": 3,

@@ -26,6 +26,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .dependent_launch import dependence, wait_for_launch_before
+
 TILE_ELEMENTS = 4096  # short rows: elements a program holds
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -46,12 +48,14 @@ def _rms_norm_kernel(
     HAS_RESIDUAL: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     column = tl.arange(0, BLOCK_M)[None, :]
     start = (row // inner_rows).to(tl.int64) * outer_stride + (row % inner_rows).to(tl.int64) * row_stride
     at = row.to(tl.int64)[:, None] * M + column
     mask = (row < num_rows)[:, None] & (column < M)
+    wait_for_launch_before(IS_DEPENDENT)
     weight = tl.load(weight_ptr + column, mask=column < M, other=0).to(tl.float32)
     x = tl.load(x_ptr + start[:, None] + column, mask=mask, other=0).to(tl.float32)
     if HAS_RESIDUAL:
@@ -81,6 +85,7 @@ def _rms_norm_rope_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_TAIL: tl.constexpr,  # 0 where all dims rotate
+    IS_DEPENDENT: tl.constexpr,
 ):
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     is_row = (row < num_rows)[:, None]
@@ -90,6 +95,7 @@ def _rms_norm_rope_kernel(
     pair = tl.arange(0, BLOCK_HALF)[None, :]
     is_pair = pair < HALF
     mask = is_row & is_pair
+    wait_for_launch_before(IS_DEPENDENT)
     first = tl.load(x_ptr + start + pair, mask=mask, other=0).to(tl.float32)
     second = tl.load(x_ptr + start + HALF + pair, mask=mask, other=0).to(tl.float32)
     cos = tl.load(cos_ptr + token[:, None] * HALF + pair, mask=mask, other=0).to(tl.float32)
@@ -168,7 +174,7 @@ def _norm(
     _rms_norm_kernel[(triton.cdiv(num_rows, block_r),)](
         x, x if residual is None else residual, weight, out[0], out[-1], eps,
         num_rows, inner_rows, outer_stride, row_stride, M=size, HAS_RESIDUAL=residual is not None,
-        BLOCK_R=block_r, BLOCK_M=block, num_warps=_num_warps(block_r * block),
+        BLOCK_R=block_r, BLOCK_M=block, num_warps=_num_warps(block_r * block), **dependence(x),
     )  # fmt: skip
 
 
@@ -231,7 +237,7 @@ def rms_norm_rope_triton(
     _rms_norm_rope_kernel[(triton.cdiv(num_rows, block_r),)](
         x, weight, cos_rows, sin_rows, out, eps, num_rows, token_stride, x.stride(2),
         HEADS=heads, DIM=dim, HALF=half, BLOCK_R=block_r, BLOCK_HALF=block_half,
-        BLOCK_TAIL=0 if dim == 2 * half else triton.next_power_of_2(dim - 2 * half), num_warps=4,
+        BLOCK_TAIL=0 if dim == 2 * half else triton.next_power_of_2(dim - 2 * half), num_warps=4, **dependence(x),
     )  # fmt: skip
     return out
 
@@ -263,7 +269,7 @@ def _entry(name: str, kernel: object, signature: dict[str, str], num_warps: int,
         "name": name,
         "kernel": kernel,
         "signature": signature,
-        "constexprs": constexprs,
+        "constexprs": constexprs | {"IS_DEPENDENT": True},
         "num_warps": num_warps,
         "num_stages": 3,
         "divisible_by_16": tuple(multiples),

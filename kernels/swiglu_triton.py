@@ -19,6 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .dependent_launch import dependence, wait_for_launch_before
+
 COLUMNS = 1024  # of a program
 
 
@@ -28,11 +30,13 @@ def _swiglu_kernel(
     out_ptr,  # [rows, I]
     WIDTH: tl.constexpr,  # I
     COLUMNS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     mask = column < WIDTH
     source = gate_up_ptr + row * (2 * WIDTH) + column
+    wait_for_launch_before(IS_DEPENDENT)
     gate = tl.load(source, mask=mask, other=0).to(tl.float32)
     up = tl.load(source + WIDTH, mask=mask, other=0).to(tl.float32)
     value = gate / (1.0 + tl.exp(-gate)) * up
@@ -65,7 +69,7 @@ def swiglu_triton(gate_up: torch.Tensor, *, out: torch.Tensor | None = None) -> 
     if num_rows:
         columns, num_warps = _columns(width)
         grid = (num_rows, triton.cdiv(width, columns))
-        _swiglu_kernel[grid](gate_up, out, WIDTH=width, COLUMNS=columns, num_warps=num_warps)
+        _swiglu_kernel[grid](gate_up, out, WIDTH=width, COLUMNS=columns, num_warps=num_warps, **dependence(gate_up))
     return out
 
 
@@ -76,7 +80,7 @@ def _entry(name: str, element: str, width: int) -> dict[str, Any]:
         "name": f"{name}-{element}",
         "kernel": _swiglu_kernel,
         "signature": pointers,
-        "constexprs": {"WIDTH": width, "COLUMNS": columns},
+        "constexprs": {"WIDTH": width, "COLUMNS": columns, "IS_DEPENDENT": True},
         "divisible_by_16": tuple(pointers),
         "num_warps": num_warps,
         "num_stages": 3,

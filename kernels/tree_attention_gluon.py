@@ -9,8 +9,8 @@ issued before the softmax of this one's. The stretches of the line of blocks, th
 along in its last block: their values are zeroed in shared memory (they may hold NaN).
 Racecheck's reports of reads at the kernel's entry (a warp's state byte, captured scalars) against the first warps'
 writes are how the compiler hands partitions over, and no races: all warps pass a `bar.sync 1` between each two of them.
-The combine kernel is launched while this one runs (its launch and prologue go by beside the products). To launch this
-one ahead of the end of the kernel before it, too, changed nothing.
+The combine kernel is launched while this one runs (its launch and prologue go by beside the products), and this one
+while the kernel before it ends; alone on the GPU, that changed nothing.
 Letters: B batch rows, N new tokens, H query heads, G KV heads, W words of 32 ancestors.
 
 Measured on an H200 (CUDA graph, cold cache, GQA 32/8/128, both launches; in brackets the floor), in us:
@@ -42,7 +42,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .tree_attention_plan import TILES_HOPPER as TILES
 from .tree_attention_plan import Plan
@@ -272,7 +272,8 @@ def _tree_attention_hopper_kernel(
     REQUESTS: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     ROWS: gl.constexpr = 64 * GROUPS
     KV_HEADS: gl.constexpr = HEADS // GROUP
-    gdc_launch_dependents()  # the combine kernel's launch and prologue; it waits for this one's end
+    gdc_wait()  # by the warps that start the others: see dependent_launch.py
+    gdc_launch_dependents()
     index = gl.arange(0, BLOCK_B, layout=REQUESTS)
     if BLOCK_B == 1:
         length = gl.load(lengths).to(gl.int32)
@@ -421,7 +422,7 @@ def launch(
         q, *boxes, lengths, lengths if packed is None else packed, out, *partials, *q.stride()[:3], *rows,
         batch, num_new, triton.cdiv(num_new, 32), plan.num_tiles, plan.programs, scale_log2,
         BLOCK=plan.tile.block, STAGES=plan.tile.stages, GROUPS=plan.tile.rows // 64, GROUP=num_heads // num_kv,
-        HEADS=num_heads, MODE=mode, BLOCK_B=triton.next_power_of_2(batch), num_warps=4,
+        HEADS=num_heads, MODE=mode, BLOCK_B=triton.next_power_of_2(batch), num_warps=4, launch_pdl=True,
     )  # fmt: skip
 
 

@@ -31,8 +31,8 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
 
+from .dependent_launch import dependence, is_hopper, wait_for_launch_before
 from .tree_attention_plan import TILE_32_BIT, TILES_16_BIT, Plan, Tile, tree_attention_plan
 
 WORD = 32  # ancestor bits in one packed word
@@ -54,8 +54,9 @@ def pack_visible_triton(visible: torch.Tensor, out: torch.Tensor | None = None) 
     _check_output(out, (batch, num_new, num_words), torch.int32, "out")
     block_words = triton.next_power_of_2(num_words)
     raw = visible.view(torch.uint8)
-    grid = (batch * num_new,)
-    _pack_visible_kernel[grid](raw, out, *raw.stride(), num_new, num_words, BLOCK_W=block_words, num_warps=1)
+    _pack_visible_kernel[(batch * num_new,)](
+        raw, out, *raw.stride(), num_new, num_words, BLOCK_W=block_words, num_warps=1, **dependence(visible)
+    )
     return out
 
 
@@ -96,8 +97,7 @@ def tree_attention_triton(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     _check_output(out, q.shape, q.dtype, "out")
     bound = k.shape[1] - num_new if context_bound is None else context_bound
-    is_hopper = _is_hopper(q)
-    in_gluon = is_hopper and tile is None and _gluon().suits(q, k, v, window)
+    in_gluon = is_hopper(q) and tile is None and _gluon().suits(q, k, v, window)
     sizes = (batch, num_new, num_heads, num_kv, bound, q.element_size(), _num_sms(q))
     plan = tree_attention_plan(*sizes, tile, programs, in_gluon) if plan is None else plan
     values, peaks, sums = _carve(workspace, plan.partial_rows, dim, q.device)
@@ -122,7 +122,7 @@ def tree_attention_triton(
             *(batch, num_new, num_words, plan.num_tiles, plan.programs, window or 0, scale_log2),
             *(*q.stride()[1:3], *k.stride()[1:3], *v.stride()[1:3]),
             MODE=mode, SUB=min(plan.tile.block, 64), INTERPRET=triton.knobs.runtime.interpret,
-            num_warps=plan.tile.warps, num_stages=plan.tile.stages, **shared,
+            num_warps=plan.tile.warps, num_stages=plan.tile.stages, **shared, **dependence(q),
         )  # fmt: skip
     if plan.partial_rows > 0:
         # One warp a row: with more, sums over partials cross warps, at twice the time (measured on an H200). Where not
@@ -131,8 +131,7 @@ def tree_attention_triton(
         parts = triton.next_power_of_2(triton.cdiv(plan.programs, num_kv))
         _tree_attention_combine_kernel[(triton.cdiv(num_new * num_heads, chunk), batch)](
             *(lengths, values, peaks, sums, out, batch, num_new, plan.programs, window or 0),
-            CHUNK=chunk, PARTS=min(MAX_PARTS // chunk, parts), IS_DEPENDENT=is_hopper,
-            num_warps=chunk, **({"launch_pdl": True} if is_hopper else {}), **shared,
+            CHUNK=chunk, PARTS=min(MAX_PARTS // chunk, parts), num_warps=chunk, **shared, **dependence(q),
         )  # fmt: skip
     return out
 
@@ -154,10 +153,6 @@ def _carve(
     _require(workspace.numel() >= size, f"workspace has {workspace.numel()} elements, this call needs {size}")
     flat, split = workspace.view(-1), partial_rows * dim
     return flat[:split], flat[split : split + partial_rows], flat[split + partial_rows : size]
-
-
-def _is_hopper(tensor: torch.Tensor) -> bool:
-    return not triton.knobs.runtime.interpret and torch.cuda.get_device_capability(tensor.device)[0] == 9
 
 
 def _gluon() -> Any:
@@ -213,13 +208,14 @@ def _check_operands(
 
 @triton.jit(do_not_specialize=("stride_b", "stride_n", "num_new", "num_words"))
 def _pack_visible_kernel(
-    visible, packed, stride_b, stride_n, stride_c, num_new, num_words, BLOCK_W: tl.constexpr
+    visible, packed, stride_b, stride_n, stride_c, num_new, num_words, BLOCK_W: tl.constexpr, IS_DEPENDENT: tl.constexpr
 ):  # fmt: skip
     """One program per (request, token): 32 bytes make one word."""
     request, token = tl.program_id(0) // num_new, tl.program_id(0) % num_new
     words, bits = tl.arange(0, BLOCK_W), tl.arange(0, 32)
     column = words[:, None] * 32 + bits[None, :]
     row = visible + tl.cast(request, tl.int64) * stride_b + token * stride_n
+    wait_for_launch_before(IS_DEPENDENT)
     seen = tl.load(row + column * stride_c, mask=column < num_new, other=0) != 0
     word = tl.sum(tl.where(seen, tl.full([1, 1], 1, tl.int64) << bits[None, :].to(tl.int64), 0), axis=1)
     tl.store(packed + tl.program_id(0) * num_words + words, word.to(tl.int32), mask=words < num_words)
@@ -316,11 +312,13 @@ def _tree_attention_kernel(
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     WINDOWED: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Program (stretch of the line, query tile): tiles in turn, so that those that read the same rows run together."""
     KV_HEADS: tl.constexpr = HEADS // GROUP
     tile, program = tl.program_id(0) % num_tiles, tl.program_id(0) // num_tiles
     slot_base = tile * (programs + KV_HEADS * batch - 1) + program
+    wait_for_launch_before(IS_DEPENDENT)
     blocks, ends, line = _line_of_blocks(lengths, batch, num_new, window, BLOCK, BLOCK_B, WINDOWED)
     own = tl.minimum(programs, KV_HEADS * line)
     begin = program * (KV_HEADS * line) // own
@@ -445,7 +443,7 @@ def _tree_attention_combine_kernel(
 ):  # fmt: skip
     """Program (CHUNK of the N * H rows of out, request): the partials of a request that lies in several stretches."""
     KV_HEADS: tl.constexpr = HEADS // GROUP
-    request = tl.program_id(1)
+    request = tl.program_id(1)  # lengths are not of the launch before, which is this launcher's
     flat = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     node, head = flat // HEADS, flat % HEADS
     tile_row = node * GROUP + head % GROUP
@@ -462,8 +460,7 @@ def _tree_attention_combine_kernel(
     longest = tl.max(tl.where(is_cut, last - first + 1, 0), axis=0)
     slot_base = tl.cast(tile * (programs + KV_HEADS * batch - 1) + group * batch + request, tl.int64)
     row_base = slot_base * ROWS + tile_row % ROWS
-    if IS_DEPENDENT:
-        gdc_wait()
+    wait_for_launch_before(IS_DEPENDENT)
     if longest > 0:
         dims = tl.arange(0, BLOCK_D)
         dim_valid = dims < DIM
@@ -505,7 +502,7 @@ def _attention_entry(
     tensors |= {"out": f"*{dtype}"} | dict.fromkeys(_PARTIALS, "*fp32")
     constexprs = {"MODE": mode, "SUB": min(tile.block, 64), "INTERPRET": False, "BLOCK": tile.block, "BLOCK_B": 16}
     constexprs |= {"BLOCK_D": dim, "ROWS": tile.rows, "GROUP": group, "DIM": dim, "WINDOWED": windowed}
-    constexprs |= {"STRIDE_QN": heads * dim, "HEADS": heads} | dict.fromkeys(
+    constexprs |= {"IS_DEPENDENT": True, "STRIDE_QN": heads * dim, "HEADS": heads} | dict.fromkeys(
         ("STRIDE_QH", "STRIDE_KG", "STRIDE_VG"), dim
     )
     constexprs |= dict.fromkeys(("STRIDE_KS", "STRIDE_VS"), heads // group * dim)
@@ -544,7 +541,7 @@ AOT = (
         "signature": {"visible": "*u8", "packed": "*i32"}
         | dict.fromkeys(("stride_b", "stride_n", "stride_c", "num_new", "num_words"), "i32"),
         "divisible_by_16": (),
-        "constexprs": {"BLOCK_W": 2},
+        "constexprs": {"BLOCK_W": 2, "IS_DEPENDENT": True},
         "num_warps": 1,
         "num_stages": 3,
     },

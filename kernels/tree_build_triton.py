@@ -30,6 +30,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .dependent_launch import dependence, wait_for_launch_before
+
 Trees = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 # `place`: depth << 20 | parent << 10 | rank.
@@ -65,6 +67,7 @@ def _tree_build_kernel(
     width,  # K
     node_budget,
     SLOTS: tl.constexpr,  # node_budget up to a power of two, 32 at least
+    IS_DEPENDENT: tl.constexpr,
 ):
     request = tl.program_id(0).to(tl.int64)
     log_probs += request * horizon * width
@@ -73,6 +76,7 @@ def _tree_build_kernel(
     infinite = tl.full([SLOTS], float("inf"), tl.float64)
 
     # The frontier: slot i is node i (0 the root), its own cost, and the cost and place of the child it offers.
+    wait_for_launch_before(IS_DEPENDENT)
     first = tl.load(log_probs, mask=horizon * width > 0, other=-float("inf"))
     own = tl.zeros([SLOTS], tl.float64)
     offer = tl.where(slot == 0, _added(own, first), infinite)
@@ -157,6 +161,7 @@ def tree_build_triton(
             node_budget,
             SLOTS=slots,
             num_warps=_num_warps(slots),
+            **dependence(log_probs),
         )
     return out
 
@@ -219,7 +224,7 @@ AOT = tuple(
             "node_budget": "i32",
         },
         "divisible_by_16": ("log_probs", "token_ids", "tokens", "parents", "depths", "scores", "num_nodes"),
-        "constexprs": {"SLOTS": slots},
+        "constexprs": {"SLOTS": slots, "IS_DEPENDENT": True},
         "num_warps": _num_warps(slots),
         "num_stages": 3,
     }

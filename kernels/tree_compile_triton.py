@@ -23,6 +23,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .dependent_launch import dependence, wait_for_launch_before
+
 BLOCK_N = 64  # nodes per program
 WORD = 32  # mask columns per program
 
@@ -46,12 +48,14 @@ def _tree_compile_kernel(
     BLOCK_N: tl.constexpr,
     WORD: tl.constexpr,
     STEPS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     request = tl.program_id(0).to(tl.int64)
     node = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     word = tl.program_id(2)
     at = request * slots + node
     is_slot = node < slots
+    wait_for_launch_before(IS_DEPENDENT)
     used = is_slot & (node > 0) & (node <= tl.load(num_nodes_ptr + request))
     parent = tl.load(parents_ptr + at, mask=used, other=-1)
     if word == 0:
@@ -119,7 +123,7 @@ def _compile(
     _tree_compile_kernel[(batch, triton.cdiv(slots, BLOCK_N), words)](
         *tree, *context, *out, out[0] if visible is None else visible.view(torch.uint8),
         out[0] if bits is None else bits, slots, words, HAS_BYTES=visible is not None, HAS_BITS=bits is not None,
-        BLOCK_N=BLOCK_N, WORD=WORD, STEPS=8, num_warps=2,
+        BLOCK_N=BLOCK_N, WORD=WORD, STEPS=8, num_warps=2, **dependence(tokens),
     )  # fmt: skip
 
 
@@ -194,6 +198,7 @@ def _entry(name: str, has_bytes: bool, has_bits: bool) -> dict[str, Any]:
             "BLOCK_N": BLOCK_N,
             "WORD": WORD,
             "STEPS": 8,
+            "IS_DEPENDENT": True,
         },
         "num_warps": 2,
         "num_stages": 3,

@@ -59,5 +59,5 @@ def cost(
 ) -> dict[str, int]:
     """Fewest bytes (both parts in and out, each table row once per token) and flops (six per rotated pair)."""
     moved = 2 * (q_latent.numel() + q_rope.numel()) * q_latent.element_size()
-    tables = 2 * cos_rows.numel() * cos_rows.element_size()
+    tables = 2 * cos_rows.nbytes
     return {"bytes": moved + tables, "flops": 3 * q_rope.numel()}

@@ -123,5 +123,5 @@ def cost(
 ) -> dict[str, int]:
     """Fewest bytes (trees and posteriors in, paths and tokens out); no floating-point work."""
     batch = tokens.shape[0]
-    read = sum(t.numel() * t.element_size() for t in (tokens, parents, num_nodes, posterior))
+    read = sum(t.nbytes for t in (tokens, parents, num_nodes, posterior))
     return {"bytes": read + batch * (2 * (horizon + 1) + 2) * 8, "flops": 0}

@@ -66,5 +66,5 @@ def cost(
     place = torch.arange(path.shape[1], device=path.device)
     moved = int(((place <= num_accepted.unsqueeze(1)) & (path != place)).sum())
     row_bytes = sum(cache[:, 0, 0].numel() * cache.element_size() for cache in caches)
-    indices = sum(t.numel() * t.element_size() for t in (lengths, path, num_accepted))
+    indices = sum(t.nbytes for t in (lengths, path, num_accepted))
     return {"bytes": 2 * moved * row_bytes + indices, "flops": 0}

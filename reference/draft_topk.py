@@ -86,4 +86,4 @@ def cost(logits: torch.Tensor, k: int) -> dict[str, int]:
     """Fewest bytes (every logit once, the result once) and flops (one exp and one add per logit)."""
     batch, horizon, vocab = logits.shape
     written = batch * horizon * min(k, vocab) * (4 + 8)
-    return {"bytes": logits.numel() * logits.element_size() + written, "flops": 2 * logits.numel()}
+    return {"bytes": logits.nbytes + written, "flops": 2 * logits.numel()}

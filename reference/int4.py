@@ -84,7 +84,7 @@ def make_dequantize_inputs(seed: int, size: str) -> dict[str, Any]:
 
 def cost(w: torch.Tensor, group: int) -> dict[str, int]:
     """Of `quantize`: weights in, half a byte per weight and two per group out."""
-    moved = w.numel() * w.element_size() + w.numel() // 2 + w.numel() // group * 2
+    moved = w.nbytes + w.numel() // 2 + w.numel() // group * 2
     return {"bytes": moved, "flops": 3 * w.numel()}
 
 

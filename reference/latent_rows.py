@@ -92,5 +92,5 @@ def cost(
     rows, width = num_written(lengths, kv.shape[1], cache.shape[1]), kv.shape[2]
     rank, half = norm_weight.shape[0], cos_rows.shape[-1]
     moved = rows * (width * (kv.element_size() + cache.element_size()) + 2 * half * cos_rows.element_size())
-    once = norm_weight.numel() * norm_weight.element_size() + lengths.numel() * lengths.element_size()
+    once = norm_weight.nbytes + lengths.nbytes
     return {"bytes": moved + once, "flops": rows * (4 * rank + 6 * half)}

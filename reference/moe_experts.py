@@ -90,7 +90,7 @@ def make_int4_inputs(seed: int, size: str) -> dict[str, Any]:
 
 def _cost(x: torch.Tensor, expert_ids: torch.Tensor, bytes_per_expert: float, width: int) -> dict[str, int]:
     in_use = len(set(expert_ids.flatten().tolist()))
-    activations = 2 * x.numel() * x.element_size() + 12 * expert_ids.numel()
+    activations = 2 * x.nbytes + 12 * expert_ids.numel()
     flops = expert_ids.numel() * 6 * width * x.shape[1]
     return {"bytes": activations + int(in_use * bytes_per_expert), "flops": flops}
 

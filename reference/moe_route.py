@@ -55,5 +55,5 @@ def make_inputs(seed: int, size: str) -> dict[str, Any]:
 
 def cost(x: torch.Tensor, gate_weight: torch.Tensor, bias: torch.Tensor, top_k: int, scaling: float) -> dict[str, int]:
     """Fewest bytes (tokens, gate and bias once; 12 bytes per choice) and flops (the gate's product)."""
-    moved = sum(t.numel() * t.element_size() for t in (x, gate_weight, bias))
+    moved = sum(t.nbytes for t in (x, gate_weight, bias))
     return {"bytes": moved + 12 * x.shape[0] * top_k, "flops": 2 * x.numel() * gate_weight.shape[0]}

@@ -96,12 +96,8 @@ def cost(
 ) -> dict[str, int]:
     """Fewest bytes (q, and k and v where they have a place, in and out; tables, norms, lengths once) and flops."""
     rows, kv_width = num_written(lengths, k.shape[1], k_cache.shape[1]), k.shape[2] * k.shape[3]
-    once = (
-        (cos_rows, sin_rows, lengths)
-        if q_norm is None or k_norm is None
-        else (cos_rows, sin_rows, lengths, q_norm, k_norm)
-    )
+    once = [t for t in (cos_rows, sin_rows, lengths, q_norm, k_norm) if t is not None]
     moved = 2 * (q.numel() + 2 * rows * kv_width) * q.element_size()
     heads = q.numel() // q.shape[3] + rows * k.shape[2]
     per_head = 6 * cos_rows.shape[-1] + (0 if q_norm is None else 4 * q.shape[3])
-    return {"bytes": moved + sum(t.numel() * t.element_size() for t in once), "flops": heads * per_head}
+    return {"bytes": moved + sum(t.nbytes for t in once), "flops": heads * per_head}

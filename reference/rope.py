@@ -32,20 +32,16 @@ def inv_freq(rotary_dim: int, theta: float, yarn: Mapping[str, float] | None = N
     """
     frequencies = []
     for i in range(rotary_dim // 2):
-        original = theta ** (-2 * i / rotary_dim)
-        share = 0.0  # of the interpolated frequency
+        frequency = theta ** (-2 * i / rotary_dim)
         if yarn is not None:
-            context = yarn["original_context"]
             pair_of = [
-                rotary_dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+                rotary_dim * math.log(yarn["original_context"] / (turns * 2 * math.pi)) / (2 * math.log(theta))
                 for turns in (yarn["beta_fast"], yarn["beta_slow"])
             ]
             low, high = max(math.floor(pair_of[0]), 0), min(math.ceil(pair_of[1]), rotary_dim - 1)
-            share = (i - low) / (high - low if high != low else 0.001)
-            share = min(max(share, 0.0), 1.0)
-            frequencies.append(original * (1 - share) + original / yarn["factor"] * share)
-        else:
-            frequencies.append(original)
+            share = min(max((i - low) / (high - low if high != low else 0.001), 0.0), 1.0)  # of the slowed frequency
+            frequency = frequency * (1 - share) + frequency / yarn["factor"] * share
+        frequencies.append(frequency)
     return torch.tensor(frequencies, dtype=torch.float32)
 
 
@@ -83,5 +79,5 @@ def make_inputs(seed: int, size: str) -> dict[str, Any]:
 def cost(x: torch.Tensor, cos_rows: torch.Tensor, sin_rows: torch.Tensor) -> dict[str, int]:
     """Fewest bytes (x in and out, each table row once per token) and flops (six per rotated pair)."""
     pairs = x.numel() // x.shape[-1] * cos_rows.shape[-1]
-    tables = 2 * cos_rows.numel() * cos_rows.element_size()
-    return {"bytes": 2 * x.numel() * x.element_size() + tables, "flops": 6 * pairs}
+    tables = 2 * cos_rows.nbytes
+    return {"bytes": 2 * x.nbytes + tables, "flops": 6 * pairs}

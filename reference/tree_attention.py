@@ -107,8 +107,8 @@ def make_inputs(seed: int, size: str) -> dict[str, Any]:
         k[1] = k[1, :1]  # every score of request 1 is equal
         q[2] *= 30  # near one-hot softmax
     visible = None if size == "odd" else random_visible(batch, num_new, generator)
-    if size == "adversarial":
-        visible = torch.ones(batch, num_new, num_new, dtype=torch.bool)
+    if visible is not None and size == "adversarial":
+        visible[:] = True
     return {
         "q": q,
         "k": poison_unread(k, lengths, num_new),

@@ -134,6 +134,6 @@ def make_inputs(seed: int, size: str) -> dict[str, object]:
 def cost(log_probs: torch.Tensor, token_ids: torch.Tensor, node_budget: int) -> dict[str, int]:
     """Fewest bytes (candidates in, trees out) and flops (two successors a node, one addition each)."""
     batch = log_probs.shape[0]
-    read = log_probs.numel() * log_probs.element_size() + token_ids.numel() * token_ids.element_size()
+    read = log_probs.nbytes + token_ids.nbytes
     written = batch * (node_budget + 1) * (3 * 8 + 4) + batch * 8
     return {"bytes": read + written, "flops": 2 * batch * node_budget}

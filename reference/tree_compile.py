@@ -104,5 +104,5 @@ def cost(
 ) -> dict[str, int]:
     """Fewest bytes (trees in, ids, positions and a byte mask out); no floating-point work."""
     batch, slots = tokens.shape
-    read = sum(t.numel() * t.element_size() for t in (tokens, parents, depths, num_nodes, anchors, lengths))
+    read = sum(t.nbytes for t in (tokens, parents, depths, num_nodes, anchors, lengths))
     return {"bytes": read + batch * slots * (8 + 8 + slots), "flops": 0}

@@ -19,7 +19,8 @@ from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases
 from ddbench.cli import main
 from ddbench.harness.plan import engine_capabilities, make_plan, with_overrides
 from ddbench.harness.sweep import find_experiment, new_run
-from ddbench.models.weights import random_models, save_pair
+from ddbench.models.lab_format import save_pair
+from ddbench.models.weights import random_models
 
 HUGE = "9" * 30
 
@@ -87,6 +88,10 @@ def test_words_that_no_command_knows(line: str, expected: str) -> None:
         ("smoke --drafter nowhere", "drafter 'nowhere': target 'tiny-gqa' has random weights"),
         ("default --drafter nowhere", "nowhere: no config.json there; expected a checkpoint folder"),
         ("smoke --set node_budget", "--set: expected AXIS=VALUE[,VALUE...], got 'node_budget'"),
+        (
+            "smoke --set node_budget=8,32,concurrency=1",
+            "holds 2 axes: each takes its own: --set node_budget=8,32 --set concurrency=1",
+        ),
         ("smoke --set node_budget=", "axis 'node_budget' has no values"),
         ("smoke --set =1", "unknown axis '': known: attention, block_size,"),
         ("smoke --set budget=3", "unknown axis 'budget': did you mean 'node_budget'?"),
@@ -411,6 +416,16 @@ BREAKAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "column 'request_id' is missing",
     ),
 }
+
+
+@pytest.mark.parametrize("command", [("report",), ("sweep", "--resume"), ("scrub",)])
+def test_a_damaged_manifest_says_what_can_be_done(command: tuple[str, ...], run: Path) -> None:
+    """Nothing else holds the question and the place."""
+    (run / "manifest.json").write_text('{"run', encoding="utf-8")
+    result = call(*command, str(run))
+    assert_complaint(result, "manifest.json: damaged")
+    assert "copy it again from where the run was measured" in result.stderr
+    assert "else run the experiment anew" in result.stderr
 
 
 @pytest.mark.parametrize("name", BREAKAGES)

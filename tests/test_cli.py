@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from click.testing import CliRunner, Result
 from ddbench import __version__
 from ddbench.cli import main
 from ddbench.harness import sweep
+from ddbench.harness.environment import child_environment
 from ddbench.harness.interrupt import ENDINGS, SweepInterrupted
 from ddbench.harness.sweep import Tally
 
@@ -86,7 +88,7 @@ def test_the_list_names_arms_variants_targets_experiments_and_axes() -> None:
     for word in ("ddtree", "prompt_lookup", "heap", "tree_triton", "tiny-gqa", "smoke", "concurrency"):
         assert word in result.output
     rows = " ".join(" ".join(line.split()) for line in result.output.splitlines())
-    assert rows.count("Needs a CUDA device.") == 3, "tree_triton and the two graph executors"
+    assert rows.count("Needs a CUDA device.") == 4, "tree_triton, graph prefill and the two graph executors"
 
 
 def test_a_folder_that_cannot_be_written_is_exit_code_2(tmp_path: Path) -> None:
@@ -131,3 +133,45 @@ def test_ctrl_c_anywhere_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_command_line_starts_without_torch() -> None:
     code = "import sys, ddbench.cli; sys.exit(any(m in sys.modules for m in ('torch', 'pandas', 'matplotlib')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+PROGRAM = """
+import io, sys
+from rich.console import Console
+from rich.text import Text
+import ddbench.cli, ddbench.harness.show
+from ddbench.__main__ import program
+
+def interrupted(**_):
+    Console(file=io.StringIO()).print(Text("x", style="red"), soft_wrap=True)  # all that printing takes is there
+    exec("raise KeyboardInterrupt")
+
+{where} = interrupted
+sys.argv = ["ddbench", "list"]
+program()
+"""
+
+
+@pytest.mark.parametrize("where", ["ddbench.harness.show.listing", "ddbench.cli.main"])  # within a command; around it
+def test_a_process_that_is_interrupted_ends_by_its_exit_code(where: str, tmp_path: Path) -> None:
+    """Not by SIGINT, in which `python -m` ends where the interrupt came while a dataclass was being made."""
+    (tmp_path / "program.py").write_text(PROGRAM.format(where=where), encoding="utf-8")
+    command = (sys.executable, "-m", "program")
+    done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+
+
+def test_ctrl_c_after_the_end_changes_nothing() -> None:
+    """What Python and torch do at their end cannot be interrupted in good order."""
+    late = "import atexit, os, signal, sys; atexit.register(os.kill, os.getpid(), signal.SIGINT); "
+    late += "sys.argv = ['ddbench', '--version']; from ddbench.__main__ import program; program()"
+    done = subprocess.run(
+        (sys.executable, "-c", late), capture_output=True, text=True, env=child_environment(), check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"ddbench, version {__version__}\n", "")
+
+
+def test_the_command_is_the_module() -> None:
+    """What is installed as `ddbench` and `python -m ddbench` end alike."""
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["scripts"] == {"ddbench": "ddbench.__main__:program"}

@@ -124,7 +124,7 @@ def test_wheel_metadata(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         info = f"ddbench-{ddbench.__version__}.dist-info"
         entry_points = archive.read(f"{info}/entry_points.txt").decode()
-        assert "ddbench = ddbench.cli:main" in entry_points
+        assert "ddbench = ddbench.__main__:program" in entry_points
         assert archive.read(f"{info}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
         assert "License-Expression: Apache-2.0" in archive.read(f"{info}/METADATA").decode()
 

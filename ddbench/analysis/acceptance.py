@@ -23,16 +23,12 @@ FEWEST_LOOP_TOKENS = 16  # a shorter output is not judged
 DEGENERATE_LIMIT = 0.5  # share of judged outputs that loop from which a setting's speed says nothing
 
 
-def unit_sums(rows: pd.DataFrame, *columns: str) -> tuple[np.ndarray, ...]:
-    """Sum of each column per unit (column name '' counts rows); units in order of appearance."""
-    codes, _ = pd.factorize(rows["unit"])
-    return _sums_of(codes, [rows[column].to_numpy(dtype=np.float64) if column else None for column in columns])
-
-
-def prompt_sums(setting: Setting, *columns: str) -> tuple[np.ndarray, ...]:
-    """`unit_sums` of a setting's rounds."""
-    weights = [setting.arrays["rounds"][column] if column else None for column in columns]
-    return _sums_of(setting.prompts[0], weights)
+def prompt_sums(setting: Setting, *columns: str, rows: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
+    """Sum of each column per prompt ('' counts rounds), prompts in order of appearance; of some `rows` where given."""
+    codes, weights = setting.prompts[0], [setting.rounds[column] if column else None for column in columns]
+    if rows is None:
+        return _sums_of(codes, weights)
+    return _sums_of(pd.factorize(codes[rows])[0], [None if weight is None else weight[rows] for weight in weights])
 
 
 def _sums_of(codes: np.ndarray, columns: Sequence[np.ndarray | None]) -> tuple[np.ndarray, ...]:
@@ -41,12 +37,12 @@ def _sums_of(codes: np.ndarray, columns: Sequence[np.ndarray | None]) -> tuple[n
 
 def histogram(setting: Setting) -> np.ndarray:
     """Rounds by number of accepted drafted tokens, 0 first: [longest + 1] counts; empty without rounds."""
-    return np.bincount(setting.arrays["rounds"]["num_accepted"])
+    return np.bincount(setting.rounds["num_accepted"])
 
 
 def by_depth(setting: Setting) -> tuple[stats.Summary, ...]:
     """P(accepted >= d | accepted >= d - 1) for d = 1, 2, ... as deep as any round got there."""
-    accepted = setting.arrays["rounds"]["num_accepted"]
+    accepted = setting.rounds["num_accepted"]
     if accepted.size == 0:
         return ()
     codes, units = setting.prompts
@@ -90,7 +86,7 @@ def acceptance_length_uncut(setting: Setting, study: Study) -> stats.Summary | N
 
 
 def acceptance_length_macro(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
-    rows = setting.arrays["rounds"]
+    rows = setting.rounds
     case_codes, request_row = pd.factorize(rows.codes("case_id"))[0], rows["request_row"]
     request_codes = case_codes * (int(request_row.max()) + 1) + request_row
     _, first, request = np.unique(request_codes, return_index=True, return_inverse=True)
@@ -101,12 +97,11 @@ def acceptance_length_macro(setting: Setting, study: Study) -> stats.Summary | N
 
 def acceptance_length_of(is_repeated: bool) -> Compute:
     def compute(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
-        repeated, emitted = (setting.arrays["rounds"][name] for name in ("num_repeated", "num_emitted"))
+        repeated, emitted = (setting.rounds[name] for name in ("num_repeated", "num_emitted"))
         is_own = (2 * repeated > emitted) == is_repeated
         if not is_own.any():
             return missing(f"no round emitted mostly {'repeated' if is_repeated else 'new'} text")
-        codes, _ = pd.factorize(setting.prompts[0][is_own])
-        return stats.ratio_of_sums(*_sums_of(codes, [emitted[is_own], None]))
+        return stats.ratio_of_sums(*prompt_sums(setting, "num_emitted", "", rows=is_own))
 
     return compute
 
@@ -116,7 +111,7 @@ def expected_length(setting: Setting, study: Study) -> stats.Summary | NotMeasur
         return missing(
             f"{setting.engine.draft} has no model: every proposal counts as certain, which is no expectation"
         )
-    if not np.isfinite(setting.arrays["rounds"]["expected_length"]).all():
+    if not np.isfinite(setting.rounds["expected_length"]).all():
         return missing(f"the draft '{setting.engine.draft}' gives no probabilities")
     return stats.ratio_of_sums(*prompt_sums(setting, "expected_length", ""))
 
@@ -142,7 +137,7 @@ def padding_share(setting: Setting, study: Study) -> stats.Summary | NotMeasured
 
 
 def degenerate_share(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
-    requests = setting.arrays["requests"]
+    requests = setting.requests
     verdicts = [is_degenerate(tokens.tolist()) for tokens in requests["tokens"]]
     is_judged = np.array([verdict is not None for verdict in verdicts])
     if not is_judged.any():

@@ -28,7 +28,7 @@ def ttft(setting: Setting) -> dict[int, float]:
 
 def round_cost(setting: Setting) -> dict[int, float]:
     """Mean duration of a round in milliseconds, rounds weighted by the requests they serve."""
-    steps = setting.arrays["steps"]
+    steps = setting.steps
     sizes = steps["batch_size"].astype(np.float64)
     times = (steps["end_ns"] - steps["start_ns"]).astype(np.float64) / MILLISECOND
     return _ratios(setting, steps["block"], sizes * times, sizes)
@@ -36,13 +36,13 @@ def round_cost(setting: Setting) -> dict[int, float]:
 
 def output_rate(setting: Setting) -> dict[int, float]:
     """Emitted tokens over wall seconds."""
-    passes = setting.arrays["passes"]
+    passes = setting.passes
     return _ratios(setting, passes["block"], passes["num_emitted"].astype(np.float64), passes["wall_ns"] / 1e9)
 
 
 def acceptance_length(setting: Setting) -> dict[int, float]:
     """Emitted tokens over rounds."""
-    rounds = setting.arrays["rounds"]
+    rounds = setting.rounds
     return _ratios(setting, rounds["block"], rounds["num_emitted"].astype(np.float64), np.ones(len(rounds)))
 
 

@@ -52,14 +52,14 @@ def breakdown(setting: Setting) -> Breakdown | NotMeasured:
     """The stage breakdown of one setting."""
     if not setting.is_ok:
         return missing(setting.reason)
-    steps, stages = setting.arrays["attributed_steps"], setting.arrays["stages"]
+    steps, stages = setting.attributed_steps, setting.stages
     if not len(steps) or not len(stages):
         return missing("no attributed pass was run: capture mode 'none'")
     round_ms = float((steps["end_ns"] - steps["start_ns"]).mean()) / MILLISECOND
     if round_ms <= 0:
         return missing("the rounds of the attributed pass took no time: the clock is broken")
     is_inside = stages["step"] >= 0
-    inside, outside = _totals(stages, is_inside), _totals(stages, ~is_inside)
+    inside, outside = stage_totals(stages, is_inside), stage_totals(stages, ~is_inside)
     num_requests = sum(result.case.workload.num_requests for result in setting.results)
     clocks = stages.categories("clock")[np.unique(stages.codes("clock"))]
     stage_ms: dict[str, float] = {
@@ -86,7 +86,7 @@ def idle_between_graphs(setting: Setting) -> float | NotMeasured:
     return min(max(0.0, 1 - sum(replayed) / rounds_ns), _MOST_IDLE)
 
 
-def _totals(stages: Columns, is_meant: np.ndarray) -> dict[str, float]:
+def stage_totals(stages: Columns, is_meant: np.ndarray) -> dict[str, float]:
     """Nanoseconds of every stage in some of the rows, in alphabetical order."""
     codes, times = stages.codes("stage")[is_meant], stages["duration_ns"][is_meant]
     sums = np.bincount(codes, weights=times)
@@ -95,7 +95,7 @@ def _totals(stages: Columns, is_meant: np.ndarray) -> dict[str, float]:
 
 
 def _tax(setting: Setting) -> float | NotMeasured:
-    clean, attributed = (setting.arrays[name]["wall_ns"] for name in ("passes", "attributed_passes"))
+    clean, attributed = setting.passes["wall_ns"], setting.attributed_passes["wall_ns"]
     if not len(clean) or not len(attributed) or clean.mean() <= 0:
         return missing("one of the two passes has no wall time")
     return float(attributed.mean() / clean.mean() - 1)

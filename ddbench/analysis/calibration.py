@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
 from ddbench.analysis import stats
+from ddbench.analysis.acceptance import prompt_sums
 from ddbench.analysis.settings import Setting
 from ddbench.analysis.values import missing
 from ddbench.records import NotMeasured
@@ -35,24 +35,22 @@ def calibration_bins(setting: Setting) -> tuple[Bin, ...] | NotMeasured:
     """Bins of about as many rounds each, in order of E[tau]; rounds that expected the same are never parted."""
     if not setting.has_drafter:
         return missing(f"{setting.engine.draft} has no model: every proposal counts as certain")
-    expected = setting.rounds["expected_length"].to_numpy(dtype=np.float64)
+    expected = setting.rounds["expected_length"]
     if expected.size == 0 or not np.isfinite(expected).all():
         return missing(f"the draft '{setting.engine.draft}' gives no probabilities")
     count = min(MOST_BINS, max(1, expected.size // FEWEST_ROUNDS))
     edges = np.unique(np.quantile(expected, np.linspace(0, 1, count + 1)[1:-1]))
     places = np.searchsorted(edges, expected, side="left")
-    return tuple(_bin(setting.rounds, expected, places == place) for place in np.unique(places))
+    return tuple(_bin(setting, places == place) for place in np.unique(places))
 
 
-def _bin(rounds: pd.DataFrame, expected: np.ndarray, own: np.ndarray) -> Bin:
-    codes, units = pd.factorize(rounds["unit"][own])
-    accepted = rounds["num_accepted"].to_numpy(dtype=np.float64)[own]
-    counts = np.bincount(codes, minlength=len(units)).astype(np.float64)
-    lengths = counts + np.bincount(codes, weights=accepted, minlength=len(units))
+def _bin(setting: Setting, own: np.ndarray) -> Bin:
+    expected = setting.rounds["expected_length"][own]
+    accepted, counts = prompt_sums(setting, "num_accepted", "", rows=own)
     return Bin(
-        low=float(expected[own].min()),
-        high=float(expected[own].max()),
-        num_rounds=int(own.sum()),
-        expected=float(expected[own].mean()),
-        measured=stats.ratio_of_sums(lengths, counts),
+        low=float(expected.min()),
+        high=float(expected.max()),
+        num_rounds=len(expected),
+        expected=float(expected.mean()),
+        measured=stats.ratio_of_sums(accepted + counts, counts),
     )

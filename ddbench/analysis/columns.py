@@ -14,7 +14,7 @@ import pandas as pd
 
 
 class Whole:
-    """All rows of a table, in some order; each column is taken out of it once."""
+    """Rows of a table in some order, else all as they are; each column is taken out of it once."""
 
     def __init__(self, table: pd.DataFrame, order: np.ndarray | None = None) -> None:
         self._table, self._order = table, order
@@ -68,11 +68,6 @@ class Columns:
 
     def __len__(self) -> int:
         return self._rows.stop - self._rows.start
-
-
-def columns_of(table: pd.DataFrame | Columns) -> Columns:
-    """All rows of a table; columns are themselves."""
-    return table if isinstance(table, Columns) else Columns(Whole(table), 0, len(table))
 
 
 def grouped(table: pd.DataFrame, keys: list[str]) -> dict[tuple[Hashable, ...], Columns]:

@@ -48,7 +48,7 @@ def versus(setting: Setting, base: Setting) -> Contest | NotMeasured:
         if not one.is_ok:
             return missing(one.reason)
     speedup = to_estimate(speed.tpot_ratio(base, setting), "x")
-    if setting.rounds.empty or base.rounds.empty:
+    if not len(setting.rounds) or not len(base.rounds):
         nothing = missing("the clean pass recorded no rounds")
         return Contest(setting, base, speedup, nothing, nothing)
     length, cost = speed.length_ratio(setting, base), speed.round_cost_ratio(setting, base)

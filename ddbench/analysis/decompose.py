@@ -29,7 +29,7 @@ from ddbench.analysis.series import Layout
 from ddbench.analysis.settings import Setting
 from ddbench.analysis.stats import Summary
 from ddbench.analysis.timing import MILLISECOND, processes, rounds_in_order
-from ddbench.analysis.values import Estimate, Value, missing
+from ddbench.analysis.values import Estimate, Unit, Value, missing, or_zero
 from ddbench.engine.stages import ROUND_STAGES
 from ddbench.records import NotMeasured
 
@@ -83,13 +83,10 @@ class Shares:
         place = PARTS.index(part)
         return self.estimate(float(self.values[place]), self.resampled[:, place])
 
-    def estimate(self, value: float, resampled: np.ndarray) -> Estimate:
+    def estimate(self, value: float, resampled: np.ndarray, unit: Unit = "share") -> Estimate:
         """A share, or what is computed from shares alone."""
-        if self.why_no_interval:
-            return Estimate(value, None, None, self.num_rounds, "share", "attributed", self.why_no_interval, "rounds")
-        low, high = stats.percentiles(resampled)
-        ends = min(low, value), max(high, value)
-        return Estimate(value, *ends, self.num_rounds, "share", "attributed", counted="rounds")
+        note = self.why_no_interval
+        return _estimate(value, None if note else resampled, self.num_rounds, note, unit)
 
 
 @dataclass(frozen=True)
@@ -115,17 +112,17 @@ class Decomposition:
         """The part that adds most time, where rounds take longer at all."""
         if isinstance(self.contributions, NotMeasured):
             return None
-        found = max(self.contributions, key=lambda one: _number(one.share))
-        return found if _number(found.share) > 0 else None
+        found = max(self.contributions, key=lambda one: or_zero(one.share))
+        return found if or_zero(found.share) > 0 else None
 
 
 def shares_of(setting: Setting) -> Shares | NotMeasured:
     """The parts of a round in the attributed pass of one setting."""
     if not setting.is_ok:
         return missing(setting.reason)
-    if not len(setting.arrays["attributed_steps"]) or not len(setting.arrays["stages"]):
+    if not len(setting.attributed_steps) or not len(setting.stages):
         return missing("no attributed pass was run: capture mode 'none'")
-    rounds = rounds_in_order(setting.arrays["attributed_steps"], setting.arrays["attributed_passes"])
+    rounds = rounds_in_order(setting.attributed_steps, setting.attributed_passes)
     stages, ran = _stage_times(setting)
     whole = rounds.milliseconds
     if whole.sum() <= 0:
@@ -140,7 +137,7 @@ def shares_of(setting: Setting) -> Shares | NotMeasured:
 
 def _stage_times(setting: Setting) -> tuple[np.ndarray, frozenset[str]]:
     """Milliseconds of every stage in every attributed round: [N, K - 1], and which stages ran."""
-    steps, stages = setting.arrays["attributed_steps"], setting.arrays["stages"]
+    steps, stages = setting.attributed_steps, setting.stages
     numbers = {part: place for place, part in enumerate(PARTS[:-1])}
     names = [str(name) for name in stages.categories("stage")]
     column_of = np.array([numbers.get(name, -1) for name in names], dtype=np.int64)
@@ -176,8 +173,8 @@ def decompose(contest: Contest, shares: Mapping[str, Shares | NotMeasured]) -> D
 
 def rounds_part(setting: Setting) -> Summary | NotMeasured:
     """The part of the requests' time after their first token in which a round of theirs was running."""
-    requests = setting.arrays["requests"]
-    if not len(setting.arrays["rounds"]) or not len(setting.arrays["steps"]):
+    requests = setting.requests
+    if not len(setting.rounds) or not len(setting.steps):
         return missing("the clean pass recorded no rounds")
     codes, prompts = setting.prompts
     numbers = {prompt: place for place, prompt in enumerate(prompts)}
@@ -192,7 +189,7 @@ def rounds_part(setting: Setting) -> Summary | NotMeasured:
 
 def _durations(setting: Setting) -> np.ndarray:
     """Nanoseconds of the round that each row of `rounds` was part of."""
-    rounds, steps = setting.arrays["rounds"], setting.arrays["steps"]
+    rounds, steps = setting.rounds, setting.steps
     times = np.zeros(len(rounds))
     for process in processes(setting.passes):
         for case_id, index, _ in process:
@@ -212,7 +209,7 @@ def _waiting(contest: Contest) -> float | NotMeasured:
 
 def _running(setting: Setting) -> float | NotMeasured:
     """The value of `rounds_part`, from sums alone."""
-    requests = setting.arrays["requests"]
+    requests = setting.requests
     spans = float((requests["last_token_ns"] - requests["first_token_ns"]).sum()) / MILLISECOND
     running = float(setting.round_costs.numerators.sum())
     return running / spans if spans > 0 and running > 0 else missing("no request had a round that took time")
@@ -250,20 +247,13 @@ def _contributions(
 
 def _resampled_ratio(contest: Contest) -> np.ndarray:
     """Resamples of the round cost ratio, drawn as the contest's own interval is: [R]."""
-    ours, theirs = contest.setting.round_costs, contest.base.round_costs
-    (a, b), (c, d) = ours.sums, theirs.sums if ours.layout == theirs.layout else theirs.sums_apart
-    return (a / b) / (c / d)
+    ours, theirs = series.resampled_ratios(contest.setting.round_costs, contest.base.round_costs)
+    return ours / theirs
 
 
-def _estimate(value: float, resampled: np.ndarray | None, count: int, note: str) -> Estimate:
-    if resampled is None:
-        return Estimate(value, None, None, count, "share", "attributed", note, "rounds")
-    low, high = stats.percentiles(resampled)
-    return Estimate(value, min(low, value), max(high, value), count, "share", "attributed", counted="rounds")
-
-
-def _number(value: Value) -> float:
-    return value.value if isinstance(value, Estimate) else 0.0
+def _estimate(value: float, resampled: np.ndarray | None, count: int, note: str, unit: Unit = "share") -> Estimate:
+    low, high = (None, None) if resampled is None else stats.around(value, resampled)
+    return Estimate(value, low, high, count, unit, "attributed", note, "rounds")
 
 
 def shares_by_setting(settings: Sequence[Setting]) -> dict[str, Shares | NotMeasured]:

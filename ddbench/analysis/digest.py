@@ -24,8 +24,6 @@ from ddbench.captured import CAPTURE_TABLES, TABLES_OF, Capture, CapturedRun, Ca
 from ddbench.records import NotMeasured
 from ddbench.spec import Tool
 
-__all__ = ["CaptureProblem", "Digested", "Reader", "digest"]
-
 _PARTIAL = ".partial-"
 
 

@@ -1,7 +1,7 @@
-"""Run folder -> `RunFrames`: tidy tables with one row per request, round, step, stage sample, pass, cost, device op.
+"""Run folder -> `RunFrames`: tidy tables with one row per request, round, step, stage sample, pass, device op.
 
-First step of every analysis; reads JSON and parquet, computes nothing but keys. Every row carries the case it came
-from and what defines that case (arm, label, concurrency, node budget, parts). Links between tables are resolved here: a
+First step of every analysis; reads JSON and parquet, computes nothing but keys. Every row carries the case that it came
+from, and its setting; `cases` says what these are. Links between tables are resolved here: a
 round knows its request's and its step's place in their tables of the same case (`request_row`, `step_row`), and `unit`,
 which is what statistics resample: the prompt, since two requests for one prompt are not independent.
 
@@ -25,6 +25,7 @@ from ddbench.analysis.tables import TABLES, read_parquet, table_schema
 from ddbench.captured import Capture
 from ddbench.errors import SchemaError, UserError
 from ddbench.records import (
+    MANIFEST_CURE,
     CaseResult,
     Ceilings,
     FailedResult,
@@ -34,22 +35,10 @@ from ddbench.records import (
     OkResult,
     ResultFile,
 )
-from ddbench.spec import PART_FIELDS, Case, Tool, from_json
+from ddbench.spec import Case, Tool, from_json
 
-SCHEMA_VERSION = 2
 READABLE_VERSIONS: tuple[int, ...] = (1, 2)  # what 2 added to 1 has defaults
-# What every row of every table says about its case.
-CONTEXT_COLUMNS: tuple[str, ...] = (
-    "run",
-    "case_id",
-    "setting",
-    "arm",
-    "label",
-    "block",
-    "concurrency",
-    "node_budget",
-    *PART_FIELDS,
-)
+CONTEXT_COLUMNS: tuple[str, ...] = ("run", "case_id", "setting", "block")  # what every row says about its case
 
 
 @dataclass(frozen=True)
@@ -64,7 +53,6 @@ class RunFrames:
     steps: pd.DataFrame
     stages: pd.DataFrame
     passes: pd.DataFrame
-    costs: pd.DataFrame
     failures: pd.DataFrame  # run, case_id, arm, label, outcome, reason, log_tail
     skipped: pd.DataFrame  # run, arm, label, reason
     ceilings: Mapping[str, Ceilings | NotMeasured]  # run -> what its machine can do at best
@@ -73,7 +61,7 @@ class RunFrames:
     device_ops: pd.DataFrame
     host_calls: pd.DataFrame
     host_ranges: pd.DataFrame
-    stage_samples: pd.DataFrame  # `StageSamples.label` as `during`
+    stage_samples: pd.DataFrame
     kernel_counters: pd.DataFrame
 
     @property
@@ -99,7 +87,6 @@ def load_run(folder: Path) -> RunFrames:
         steps=steps,
         stages=tables["stages"],
         passes=_passes_frame(ok, cases),
-        costs=_costs_frame(ok, cases),
         failures=_failures_frame(manifest, results, cases),
         skipped=pd.DataFrame(
             [{"run": manifest.run_id, "arm": s.arm, "label": s.label, "reason": s.reason} for s in manifest.skipped],
@@ -110,8 +97,7 @@ def load_run(folder: Path) -> RunFrames:
         device_ops=_with_context(captured["ops"], cases),
         host_calls=_with_context(captured["calls"], cases),
         host_ranges=_with_context(captured["ranges"], cases),
-        # A row's own `label` is what ran then; in a frame that word is taken by the case's.
-        stage_samples=_with_context(captured["samples"].rename(columns={"label": "during"}), cases),
+        stage_samples=_with_context(captured["samples"], cases),
         kernel_counters=_with_context(captured["counters"], cases),
     )
 
@@ -159,9 +145,10 @@ def _read_manifest(folder: Path) -> Manifest:
     path = folder / "manifest.json"
     text = _read_text(path)
     _check_version(text, path)
-    manifest = from_json(Manifest, text, str(path))
+    manifest = from_json(Manifest, text, str(path), MANIFEST_CURE)
     if manifest.cases and len(manifest.cases) != len(manifest.case_ids):
-        raise SchemaError(f"{path}: {len(manifest.case_ids)} case ids for {len(manifest.cases)} cases: damaged")
+        wrong = f"{len(manifest.case_ids)} case ids for {len(manifest.cases)} cases"
+        raise SchemaError(f"{path}: {wrong}: damaged: {MANIFEST_CURE}")
     return manifest
 
 
@@ -213,25 +200,21 @@ def _cases_frame(manifest: Manifest, results: Mapping[str, CaseResult]) -> pd.Da
     labels = _distinct_labels({case_id: result.case for case_id, result in results.items()})
     rows = []
     for case_id, result in results.items():
-        case = result.case
-        engine, workload = case.engine, case.workload
+        engine, workload = result.case.engine, result.case.workload
         rows.append(
             {
                 "run": manifest.run_id,
                 "case_id": case_id,
-                "setting": setting_key(manifest.run_id, case),
+                "setting": setting_key(manifest.run_id, result.case),
+                "block": result.case.block,
                 "status": result.status,
-                "arm": case.arm,
+                "arm": result.case.arm,
                 "label": labels[case_id],
-                "block": case.block,
-                "concurrency": workload.concurrency,
-                **{name: getattr(engine, name) for name in ("node_budget", "target", "dtype", "device", *PART_FIELDS)},
-                "num_requests": workload.num_requests,
-                "max_new_tokens": workload.max_new_tokens,
-                "seconds": result.seconds,
+                **{name: getattr(engine, name) for name in ("target", "dtype")},
+                **{name: getattr(workload, name) for name in ("concurrency", "num_requests", "max_new_tokens")},
             }
         )
-    columns = ["status", "target", "dtype", "device", "num_requests", "max_new_tokens", "seconds"]
+    columns = ["status", "arm", "label", "target", "dtype", "concurrency", "num_requests", "max_new_tokens"]
     return pd.DataFrame(rows, columns=[*CONTEXT_COLUMNS, *columns])
 
 
@@ -301,14 +284,6 @@ def _passes_frame(results: Mapping[str, OkResult], cases: pd.DataFrame) -> pd.Da
     return _with_context(pd.DataFrame(rows, columns=columns), cases)
 
 
-def _costs_frame(results: Mapping[str, OkResult], cases: pd.DataFrame) -> pd.DataFrame:
-    rows = [
-        {"case_id": case_id, **cost.model_dump()} for case_id, result in results.items() for cost in result.stage_costs
-    ]
-    columns = ["case_id", "stage", "num_bytes", "num_flops", "basis"]
-    return _with_context(pd.DataFrame(rows, columns=columns), cases)
-
-
 # --- the parquet side ------------------------------------------------------------------------------------------------
 
 
@@ -325,11 +300,6 @@ def _read_table(folder: Path, name: str, ok: Mapping[str, OkResult], cases: pd.D
     frame = sorted_categories(table.to_pandas(strings_to_categorical=True))
     frame["case_id"] = pd.Categorical.from_codes(np.repeat(np.arange(len(case_ids)), lengths), categories=case_ids)
     return _with_context(frame, cases)
-
-
-def without_context(table: pd.DataFrame) -> pd.DataFrame:
-    """The columns that differ from row to row: what is left to look at within one setting."""
-    return table.drop(columns=[name for name in CONTEXT_COLUMNS if name not in ("case_id", "block")])
 
 
 def _with_context(frame: pd.DataFrame, cases: pd.DataFrame) -> pd.DataFrame:

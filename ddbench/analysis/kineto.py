@@ -16,8 +16,8 @@ import pandas as pd
 
 from ddbench.analysis.chrome_trace import ANNOTATION, DEVICE_OPS, Trace, read_trace
 from ddbench.analysis.digested import CaptureProblem, Digested
-from ddbench.analysis.kineto_ops import NOT_RECORDED, around, device_ops, host_calls, is_within, operators
-from ddbench.analysis.nsys.enclosing import NONE
+from ddbench.analysis.kineto_ops import NOT_RECORDED, device_ops, host_calls, is_within, operators
+from ddbench.analysis.nsys.enclosing import NONE, around
 from ddbench.analysis.nsys.names import STAGE_NAMES, WINDOW, parse_round
 from ddbench.captured import OUTSIDE_ROUNDS, DeviceOp, HostCall, HostRange, LedgerLine
 from ddbench.records import NotMeasured

@@ -13,7 +13,7 @@ import pandas as pd
 
 from ddbench.analysis.chrome_trace import CALLS, DEVICE_OPS, OPERATOR
 from ddbench.analysis.nsys.calls import call_kind, outermost
-from ddbench.analysis.nsys.enclosing import NONE, innermost
+from ddbench.analysis.nsys.enclosing import NONE, around, spans_of, taken
 from ddbench.analysis.nsys.names import STAGE_NAMES
 from ddbench.captured import OUTSIDE_ROUNDS
 
@@ -28,19 +28,10 @@ def is_within(frame: pd.DataFrame, window: pd.Series) -> np.ndarray:
     return (start >= window["start_ns"]) & (end <= window["end_ns"])
 
 
-def around(ranges: pd.DataFrame, column: str, inner: pd.DataFrame, missing: int) -> np.ndarray:
-    """`column` of the innermost range around each row of `inner`, on its thread."""
-    return _taken(ranges[column], innermost(_spans(ranges), _spans(inner)), missing)
-
-
-def _spans(frame: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy(), frame["thread"].to_numpy()
-
-
 def placed(inner: pd.DataFrame, ranges: pd.DataFrame) -> pd.DataFrame:
     """With the code of the stage and the step of the round around each row."""
     is_round = (ranges["kind"] == "round").to_numpy()
-    code = around(ranges[~is_round], "code", inner, NONE)
+    code = around(ranges[~is_round], "code", inner)
     step = around(ranges[is_round], "step", inner, OUTSIDE_ROUNDS)
     return inner.assign(code=code, round=step, stage=_stage_names(code))
 
@@ -77,7 +68,7 @@ def operators(events: pd.DataFrame, ranges: pd.DataFrame, window: pd.Series) -> 
 
 def _reached(spans: pd.DataFrame) -> np.ndarray:
     """Per row: how far the events of its thread that began before it reach, be they over or not."""
-    start, end, thread = _spans(spans)
+    start, end, thread = spans_of(spans)
     order = np.lexsort((-end, start, thread))  # stable: of equal ones the caller is written first
     ends = pd.Series(end[order])
     highest = ends.groupby(thread[order]).cummax().groupby(thread[order]).shift(fill_value=-(1 << 62))
@@ -92,21 +83,21 @@ def device_ops(events: pd.DataFrame, calls: pd.DataFrame, window: pd.Series) -> 
     place, num_shared = _launches(own, calls)
     category = own["category"].to_numpy(dtype=object)
     names = [_named(*one) for one in zip(category, own["name"], strict=True)]
-    code = _taken(calls["code"], place, NONE)
+    code = taken(calls["code"], place, NONE)
     ops = own.assign(
         kind=own["category"].map(_OP_KINDS),
         name=[name for name, _ in names],
         direction=[direction for _, direction in names],
         code=code,
         stage=_stage_names(code),
-        round=_taken(calls["round"], place, OUTSIDE_ROUNDS),
-        launch_ns=_taken(calls["start_ns"], place, NOT_RECORDED),
-        is_replayed=_taken(calls["kind"] == "graph_launch", place, False) | (own["node"] > 0).to_numpy(),
+        round=taken(calls["round"], place, OUTSIDE_ROUNDS),
+        launch_ns=taken(calls["start_ns"], place, NOT_RECORDED),
+        is_replayed=taken(calls["kind"] == "graph_launch", place, False) | (own["node"] > 0).to_numpy(),
         num_bytes=np.where(category == "kernel", 0, np.maximum(0, own["num_bytes"])),
-        outer=_taken(calls["row"], place, NONE),
+        outer=taken(calls["row"], place, NONE),
     )
     started = ((own["start_ns"] >= window["start_ns"]) & (own["start_ns"] <= window["end_ns"])).to_numpy()
-    is_inside = np.where(place == NONE, started, _taken(calls["is_inside"], place, False))
+    is_inside = np.where(place == NONE, started, taken(calls["is_inside"], place, False))
     notes = [f"{num_shared} ops have a correlation id that several calls share: their launch is unknown"]
     return _with_basis(ops[is_inside]), notes if num_shared else []
 
@@ -117,15 +108,10 @@ def _launches(ops: pd.DataFrame, calls: pd.DataFrame) -> tuple[np.ndarray, int]:
     is_shared = known["correlation"].duplicated(keep=False).to_numpy()
     sure = known[~is_shared]
     found = pd.Index(sure["correlation"]).get_indexer(ops["correlation"])
-    outer = _taken(sure["outer"], found, NONE)
+    outer = taken(sure["outer"], found, NONE)
     return pd.Index(calls["row"]).get_indexer(outer), int(
         ops["correlation"].isin(known["correlation"][is_shared]).sum()
     )
-
-
-def _taken(values: pd.Series, places: np.ndarray, missing: int | bool) -> np.ndarray:
-    found = values.to_numpy()
-    return np.where(places == NONE, missing, found[places]) if len(found) else np.full(len(places), missing)
 
 
 def _named(category: str, name: str) -> tuple[str, str]:

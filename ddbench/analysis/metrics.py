@@ -273,6 +273,6 @@ def evaluate(metric: Metric, setting: Setting, study: Study) -> Value:
     if metric.needs_draft and not setting.has_draft:
         return missing(f"the {setting.arm} arm drafts nothing")
     for table in metric.needs:
-        if getattr(setting, table).empty:
+        if not len(getattr(setting, table)):
             return missing(f"the clean pass recorded no {table}")
     return to_estimate(metric.compute(setting, study), metric.unit, "clean", metric.counted)

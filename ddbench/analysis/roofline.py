@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from ddbench.analysis import stats
-from ddbench.analysis.breakdown import Breakdown, breakdown
+from ddbench.analysis.breakdown import Breakdown
 from ddbench.analysis.settings import Setting
 from ddbench.analysis.timing import MILLISECOND
 from ddbench.analysis.values import missing
@@ -29,25 +29,14 @@ LARGE_DRIFT = 0.10  # between a ceiling before and after the cases, from which o
 
 
 @dataclass(frozen=True, slots=True)
-class StageFloor:
-    """One stage of a setting against the least time that the machine could do it in."""
+class Floor:
+    """What was measured against the least time that the machine could do it in."""
 
-    stage: str
-    milliseconds: float  # mean per round of the attributed pass
+    milliseconds: float  # mean per round of the attributed pass; of a whole round with its host gaps
     floor_ms: float
     low: float  # of the distance: lower quartile of the time over rounds / floor by the slower quartile of the ceilings
     high: float
-    bound: Bound  # what the floor consists of
-    cache: Cache  # hot: the fewest bytes fit the last-level cache
-    intensity: float | NotMeasured  # flops per byte
-    bytes_per_s: float  # fewest bytes / time
-    flops_per_s: float
-    share_of_read: float  # time that the bytes need at the read ceiling / time
-    share_of_matmul: float  # time that the flops need at the matmul ceiling / time
-    num_bytes: float
-    num_flops: float
     cold_floor_ms: float  # if all bytes came from memory: the same as `floor_ms` where that makes no difference
-    basis: str  # what round the cost is for
 
     @property
     def distance(self) -> float:
@@ -61,28 +50,32 @@ class StageFloor:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundFloor:
-    """A whole round against the sum of its stages' floors."""
+class StageFloor(Floor):
+    """One stage of a setting."""
 
-    milliseconds: float  # mean of the attributed pass, host gaps included
-    floor_ms: float
-    low: float  # of the distance, as for a stage
-    high: float
-    cold_floor_ms: float
+    stage: str
+    bound: Bound  # what the floor consists of
+    cache: Cache  # hot: the fewest bytes fit the last-level cache
+    intensity: float | NotMeasured  # flops per byte
+    bytes_per_s: float  # fewest bytes / time
+    flops_per_s: float
+    share_of_read: float  # time that the bytes need at the read ceiling / time
+    share_of_matmul: float  # time that the flops need at the matmul ceiling / time
+    num_bytes: float
+    num_flops: float
+    basis: str  # what round the cost is for
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFloor(Floor):
+    """A whole round: its floor is the sum of its stages'."""
+
     without: tuple[str, ...]  # timed stages that have no floor and count as 0
-
-    @property
-    def distance(self) -> float:
-        return self.milliseconds / self.floor_ms
-
-    @property
-    def is_too_fast(self) -> bool:
-        return self.distance < 1
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """What `rooflines` gives, and the round that the stages make up."""
+    """The stages that were timed and have work of known cost, in the order of a round, and the round they make up."""
 
     stages: tuple[StageFloor, ...]
     whole: RoundFloor
@@ -202,14 +195,6 @@ def identity(sample: CeilingSample) -> tuple[str, str, str, int]:
 # ----------------------------------------------------------------------------------------------------------- floors
 
 
-def rooflines(
-    setting: Setting, ceilings: Ceilings | NotMeasured, default_threads: int | None = None
-) -> tuple[StageFloor, ...] | NotMeasured:
-    """Every stage that was timed and has work of known cost, in the order of a round."""
-    found = roofline_of(setting, breakdown(setting), ceilings, default_threads)
-    return found if isinstance(found, NotMeasured) else found.stages
-
-
 def roofline_of(
     setting: Setting,
     found: Breakdown | NotMeasured,
@@ -268,9 +253,9 @@ def _stage_floor(setting: Setting, found: Breakdown, machine: Machine, stage: st
 
 def _stage_quartiles(setting: Setting, stage: str) -> tuple[float, float]:
     """Milliseconds per round; a round in which the stage did not run counts with 0."""
-    rows = setting.arrays["stages"]
+    rows = setting.stages
     own = rows["duration_ns"][(rows["step"] >= 0) & (rows.codes("stage") == rows.numbers("stage").get(stage, -1))]
-    idle = max(0, len(setting.arrays["attributed_steps"]) - len(own))
+    idle = max(0, len(setting.attributed_steps) - len(own))
     return _quartiles(np.concatenate((own, np.zeros(idle))))
 
 
@@ -285,7 +270,7 @@ def _round_floor(setting: Setting, found: Breakdown, machine: Machine, floors: S
         sum(rates.floor_ms(floor.num_bytes, floor.num_flops, machine.num_cached) for floor in floors)
         for rates in (machine.slow, machine.fast)
     )
-    steps = setting.arrays["attributed_steps"]
+    steps = setting.attributed_steps
     low, high = _quartiles((steps["end_ns"] - steps["start_ns"]).astype(np.float64))
     floor_ms = sum(floor.floor_ms for floor in floors)
     distance = found.round_ms / floor_ms

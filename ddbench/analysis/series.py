@@ -59,6 +59,10 @@ class Stratum:
     denominators: np.ndarray  # [N]
     layout: Layout
 
+    @property
+    def ratio(self) -> float:
+        return float(self.numerators.sum() / self.denominators.sum())
+
     @cached_property
     def sums(self) -> Sums:
         """Numerators and denominators of every resample."""
@@ -92,14 +96,6 @@ def block_length(num_rows: int) -> int:
     return math.ceil(math.sqrt(num_rows))
 
 
-def draws(layout: Layout, stream: int = 0) -> Iterator[np.ndarray]:
-    """Row numbers of every resample, some resamples at a time: [up to R, N]; the same for the same arguments.
-
-    What `resampled_sums` and `resampled_medians` are about; they need no row numbers and are many times as fast.
-    """
-    return _drawn(np.arange(sum(layout.passes)), layout, stream)
-
-
 def resampled_sums(columns: np.ndarray, layout: Layout, stream: int = 0) -> np.ndarray:
     """Sums over the rows of every resample: [C, N] -> [C, R].
 
@@ -129,11 +125,13 @@ def _sums_from(columns: np.ndarray, layout: Layout, width: int) -> np.ndarray:
 
 def resampled_medians(values: np.ndarray, layout: Layout, stream: int = 0) -> np.ndarray:
     """Median over the rows of every resample: [N] -> [R]."""
-    return np.concatenate([stats.medians(part) for part in _drawn(values, layout, stream)])
+    return np.concatenate([stats.medians(part) for part in drawn(values, layout, stream)])
 
 
-def _drawn(values: np.ndarray, layout: Layout, stream: int) -> Iterator[np.ndarray]:
-    """The values of the rows of every resample, some resamples at a time: [N] -> [up to R, N]."""
+def drawn(values: np.ndarray, layout: Layout, stream: int = 0) -> Iterator[np.ndarray]:
+    """The values of the rows of every resample, some resamples at a time: [N] -> [up to R, N]; what a sum or a median
+    over a resample is about.
+    """
     at_once = _resamples_at_once(layout)
     slots = _slots(layout, stream, at_once)
     windows = [_windows(values, layout, slot.block) for slot in slots]
@@ -247,7 +245,7 @@ def ratio_of_sums(strata: Sequence[Stratum], what: str) -> Summary:
     if note:
         return Summary(value, None, None, count, note)
     sums = np.array([first.sums, *(stratum.sums_apart for stratum in strata[1:])]).sum(axis=0)  # [2, R]
-    return _summary(value, sums[0] / sums[1], count, _small(first.layout, what))
+    return Summary(value, *stats.around(value, sums[0] / sums[1]), count, _small(first.layout, what))
 
 
 def ratio_of_ratios(over: Stratum, under: Stratum, what: str) -> Summary:
@@ -256,19 +254,19 @@ def ratio_of_ratios(over: Stratum, under: Stratum, what: str) -> Summary:
     Rows are drawn together where both have as many in every pass (the same work done in another way, round for round),
     apart elsewhere; processes, where they are drawn, together.
     """
-    values = [float(one.numerators.sum() / one.denominators.sum()) for one in (over, under)]
     shorter = min((over, under), key=lambda one: one.numerators.size)
-    count, value = shorter.numerators.size, values[0] / values[1]
+    count, value = shorter.numerators.size, over.ratio / under.ratio
     note = _why_no_interval(shorter.layout, count, False, what)
     if note:
         return Summary(value, None, None, count, note)
-    (a, b), (c, d) = over.sums, under.sums if over.layout == under.layout else under.sums_apart
-    return _summary(value, (a / b) / (c / d), count, _small(shorter.layout, what))
+    ours, theirs = resampled_ratios(over, under)
+    return Summary(value, *stats.around(value, ours / theirs), count, _small(shorter.layout, what))
 
 
-def _summary(value: float, resampled: np.ndarray, count: int, note: str) -> Summary:
-    low, high = stats.percentiles(resampled)
-    return Summary(value, min(low, value), max(high, value), count, note)
+def resampled_ratios(one: Stratum, other: Stratum) -> tuple[np.ndarray, np.ndarray]:
+    """Both ratios in every resample: [R] each; drawn as `ratio_of_ratios` says."""
+    (a, b), (c, d) = one.sums, other.sums if one.layout == other.layout else other.sums_apart
+    return a / b, c / d
 
 
 def median(values: np.ndarray, layout: Layout, what: str) -> Summary:
@@ -278,7 +276,8 @@ def median(values: np.ndarray, layout: Layout, what: str) -> Summary:
     note = _why_no_interval(layout, values.size, bool(np.all(values == values[0])), what)
     if note:
         return Summary(value, None, None, values.size, note)
-    return _summary(value, resampled_medians(values, layout), values.size, _small(layout, what))
+    ends = stats.around(value, resampled_medians(values, layout))
+    return Summary(value, *ends, values.size, _small(layout, what))
 
 
 def _why_no_interval(layout: Layout, count: int, is_flat: bool, what: str) -> str:

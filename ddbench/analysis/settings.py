@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from ddbench.analysis.columns import Columns, Whole, pairs
-from ddbench.analysis.frames import RunFrames, without_context
+from ddbench.analysis.frames import RunFrames
 from ddbench.analysis.series import Stratum
 from ddbench.analysis.timing import Rounds, Table, round_costs, rounds_in_order, tpot_by_prompt, ttft_by_prompt
 from ddbench.records import NotMeasured, OkResult
@@ -54,34 +54,33 @@ class Setting:
     workload: WorkloadSpec
     reason: str  # why nothing was measured; empty when at least one case is ok
     results: tuple[OkResult, ...]
-    requests: pd.DataFrame  # clean pass
-    rounds: pd.DataFrame  # clean pass
-    steps: pd.DataFrame  # clean pass
-    passes: pd.DataFrame  # clean pass
-    attributed_steps: pd.DataFrame
-    attributed_passes: pd.DataFrame
-    stages: pd.DataFrame  # attributed pass by construction
-    arrays: Mapping[str, Columns]  # each of these tables by its name, as plain arrays
+    requests: Columns  # clean pass
+    rounds: Columns  # clean pass
+    steps: Columns  # clean pass
+    passes: Columns  # clean pass
+    attributed_steps: Columns
+    attributed_passes: Columns
+    stages: Columns  # attributed pass by construction
 
     @cached_property
     def tpot(self) -> Table:
         """Milliseconds per token by process and prompt."""
-        return tpot_by_prompt(self.arrays["requests"])
+        return tpot_by_prompt(self.requests)
 
     @cached_property
     def ttft(self) -> Table:
         """Milliseconds from admission to first token by process and prompt."""
-        return ttft_by_prompt(self.arrays["requests"])
+        return ttft_by_prompt(self.requests)
 
     @cached_property
     def ordered(self) -> Rounds:
         """The rounds of the clean passes in order."""
-        return rounds_in_order(self.arrays["steps"], self.arrays["passes"])
+        return rounds_in_order(self.steps, self.passes)
 
     @cached_property
     def prompts(self) -> tuple[np.ndarray, tuple[str, ...]]:
         """Of every round of the clean pass the number of its prompt, and the prompts in order of appearance."""
-        rounds = self.arrays["rounds"]
+        rounds = self.rounds
         numbers, units = pd.factorize(rounds.codes("unit"))
         return numbers, tuple(map(str, rounds.categories("unit")[units]))
 
@@ -156,7 +155,7 @@ class Study:
         usable = [s for s in candidates if s.is_ok]
         if not usable:
             return NotMeasured(not_measured=f"the {arm} case has no timings: {candidates[0].reason}")
-        return min(usable, key=lambda s: (-_likeness(s, setting), s.label))
+        return min(usable, key=lambda s: (-likeness(s, setting), s.label))
 
     def _why_no_counterpart(self, setting: Setting, arm: str) -> str:
         """The first condition that leaves none."""
@@ -176,8 +175,10 @@ def _conditions(setting: Setting, arm: str) -> Hashable:
     return (setting.run, arm, same, setting.workload)
 
 
-def _likeness(one: Setting, other: Setting) -> int:
-    return sum(getattr(one.engine, name) == getattr(other.engine, name) for name in EngineSpec.model_fields)
+def likeness(one: Setting, other: Setting) -> int:
+    """In how many of the things that were asked for two settings agree."""
+    sides = ((one.engine, other.engine), (one.workload, other.workload))
+    return sum(getattr(a, name) == getattr(b, name) for a, b in sides for name in type(a).model_fields)
 
 
 def study_of(frames: RunFrames) -> Study:
@@ -204,7 +205,7 @@ def _reading_order(setting: Setting) -> tuple[int, int, int, int, str]:
     return (setting.concurrency, place, engine.node_budget, engine.block_size or 0, setting.label)
 
 
-def _by_setting(table: pd.DataFrame, pass_name: str | None) -> dict[str, tuple[pd.DataFrame, Columns]]:
+def _by_setting(table: pd.DataFrame, pass_name: str | None) -> dict[str, Columns]:
     """Setting key -> its rows of one pass, in their own order; '' -> no rows.
 
     All rows are put in the order of settings once, so that those of each setting are a slice and not a copy.
@@ -215,19 +216,13 @@ def _by_setting(table: pd.DataFrame, pass_name: str | None) -> dict[str, tuple[p
     else:
         rows = np.flatnonzero((table["pass_name"] == pass_name).to_numpy(dtype=bool))
         rows = rows[np.argsort(codes[rows], kind="stable")]
-    ordered = without_context(table).take(rows)
-    whole = Whole(ordered)
+    whole = Whole(table, rows)
     starts = np.searchsorted(codes[rows], np.arange(len(keys) + 1))
-    parts = {
-        str(key): (ordered.iloc[begin:end], Columns(whole, begin, end))
-        for key, (begin, end) in zip(keys, pairs(starts), strict=True)
-    }
-    return {"": (ordered.iloc[:0], Columns(whole, 0, 0)), **parts}
+    parts = {str(key): Columns(whole, *bounds) for key, bounds in zip(keys, pairs(starts), strict=True)}
+    return {"": Columns(whole, 0, 0), **parts}
 
 
-def _setting(
-    key: str, frames: RunFrames, places: list[int], rows: Mapping[str, tuple[pd.DataFrame, Columns]]
-) -> Setting:
+def _setting(key: str, frames: RunFrames, places: list[int], rows: Mapping[str, Columns]) -> Setting:
     cases = frames.cases
     runs, case_ids = (cases[name].array[places] for name in ("run", "case_id"))
     results = [frames.results[run, case_id] for run, case_id in zip(runs, case_ids, strict=True)]
@@ -242,8 +237,7 @@ def _setting(
         workload=case.workload,
         reason="" if ok else _why_nothing(frames.failures, case_ids),
         results=ok,
-        arrays={name: columns for name, (_, columns) in rows.items()},
-        **{name: table for name, (table, _) in rows.items()},
+        **rows,
     )
 
 

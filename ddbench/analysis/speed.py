@@ -29,12 +29,12 @@ def ttft(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
 
 
 def output_rate(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
-    requests, passes = setting.arrays["requests"], setting.arrays["passes"]
+    requests, passes = setting.requests, setting.passes
     tokens, wall_ns = passes["num_emitted"].sum(), passes["wall_ns"].sum()
     if wall_ns <= 0:
         return missing("the clean pass took no time: its clock is broken")
     value = float(tokens / (wall_ns / 1e9))
-    if setting.steps.empty:
+    if not len(setting.steps):
         return stats.Summary(value, None, None, 0, "no rounds: nothing to resample")
     summary = series.ratio_of_sums(events(setting.ordered, requests, passes), "rounds")
     return replace(summary, value=value)  # the same unless the book-keeping is broken, which has a check of its own
@@ -88,7 +88,7 @@ def round_cost_ratio(setting: Setting, base: Setting) -> stats.Summary | NotMeas
 
 def length_ratio(setting: Setting, base: Setting) -> stats.Summary | NotMeasured:
     """tau of `setting` over tau of `base`, pooled over the prompts they share."""
-    ours, theirs = _emitted_and_rounds(setting), _emitted_and_rounds(base)
+    ours, theirs = emitted_and_rounds(setting), emitted_and_rounds(base)
     shared = [unit for unit in ours if unit in theirs]
     if not shared:
         return missing(f"no prompt has rounds both here and in {base.label}")
@@ -96,7 +96,7 @@ def length_ratio(setting: Setting, base: Setting) -> stats.Summary | NotMeasured
     return stats.paired_ratio_of_ratios((over[0], over[1]), (under[0], under[1]))
 
 
-def _emitted_and_rounds(setting: Setting) -> dict[str, tuple[float, float]]:
+def emitted_and_rounds(setting: Setting) -> dict[str, tuple[float, float]]:
     """Prompt -> (tokens that its rounds emitted, number of rounds)."""
     emitted, counts = acceptance.prompt_sums(setting, "num_emitted", "")
     return dict(zip(setting.prompts[1], zip(emitted.tolist(), counts.tolist(), strict=True), strict=True))

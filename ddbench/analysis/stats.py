@@ -73,11 +73,6 @@ def ratio_of_sums(numerators: Sequence[float] | np.ndarray, denominators: Sequen
     return Summary(value, low, high, int(den.size), _small(den.size))
 
 
-def mean(values: Sequence[float] | np.ndarray) -> Summary:
-    """Mean of one value per unit."""
-    return ratio_of_sums(values, np.ones(len(values)))
-
-
 def median(values: Sequence[float] | np.ndarray) -> Summary:
     """Median of one value per unit with a percentile interval; [B, U] where units were measured in B processes.
 
@@ -92,8 +87,7 @@ def median(values: Sequence[float] | np.ndarray) -> Summary:
     note = _why_no_interval(own)
     if note:
         return Summary(value, None, None, own.size, note)
-    low, high = percentiles(resampled_medians(table))
-    return Summary(value, min(low, value), max(high, value), own.size, _small(own.size, len(table)))
+    return Summary(value, *around(value, resampled_medians(table)), own.size, _small(own.size, len(table)))
 
 
 def paired_ratio_of_medians(
@@ -112,8 +106,8 @@ def paired_ratio_of_medians(
     note = _why_no_interval(ours / theirs)
     if note:
         return Summary(value, None, None, ours.size, note)
-    low, high = percentiles(resampled_medians(num) / resampled_medians(den))
-    return Summary(value, min(low, value), max(high, value), ours.size, _small(ours.size, len(num)))
+    ends = around(value, resampled_medians(num) / resampled_medians(den))
+    return Summary(value, *ends, ours.size, _small(ours.size, len(num)))
 
 
 def paired_ratio_of_ratios(over: tuple[np.ndarray, np.ndarray], under: tuple[np.ndarray, np.ndarray]) -> Summary:
@@ -125,8 +119,8 @@ def paired_ratio_of_ratios(over: tuple[np.ndarray, np.ndarray], under: tuple[np.
     if note:
         return Summary(value, None, None, a.size, note)
     counts = resample_counts(a.size)
-    low, high = percentiles((counts @ a) / (counts @ b) / ((counts @ c) / (counts @ d)))
-    return Summary(value, min(low, value), max(high, value), a.size, _small(a.size))
+    ends = around(value, (counts @ a) / (counts @ b) / ((counts @ c) / (counts @ d)))
+    return Summary(value, *ends, a.size, _small(a.size))
 
 
 def medians(values: np.ndarray) -> np.ndarray:
@@ -168,8 +162,10 @@ def _small(num_units: int, num_processes: int = 1) -> str:
     return ""
 
 
-def percentiles(resampled: np.ndarray) -> tuple[float, float]:
-    return quantiles(resampled, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
+def around(value: float, resampled: np.ndarray) -> tuple[float, float]:
+    """The percentile interval, as wide as it takes to hold the value itself."""
+    low, high = quantiles(resampled, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
+    return min(low, value), max(high, value)
 
 
 def quantiles(values: np.ndarray, levels: tuple[float, float]) -> tuple[float, float]:

@@ -23,8 +23,11 @@ from ddbench.analysis.synthetic_rounds import AR_SHARES, HORIZON, STAGE_SHARES, 
 from ddbench.analysis.tables import TABLES, table_schema
 from ddbench.engine.stages import Stage
 from ddbench.records import (
+    CacheLabel,
     CaseResult,
+    CeilingKind,
     Ceilings,
+    CeilingSample,
     Divergence,
     Environment,
     FailedResult,
@@ -40,6 +43,7 @@ from ddbench.records import (
     ResultFile,
     SkippedCase,
     StageCost,
+    When,
 )
 from ddbench.spec import ARMS, UNUSED, Case, EngineSpec, ExperimentSpec, WorkloadSpec
 
@@ -143,6 +147,33 @@ def synthetic_environment() -> Environment:
         is_dirty=_UNREAD,
         parts_origin="checkout",
     )
+
+
+def synthetic_ceilings(
+    amounts: Mapping[tuple[CeilingKind, CacheLabel], float],
+    spread: float = 0.0,
+    moments: Sequence[When] = ("before",),
+    cache_bytes: int = 1 << 25,
+    dtype: str = "float32",
+) -> Ceilings:
+    """What that machine can do at best: (kind, cache) -> amount, with quartiles that far to either side."""
+    samples = tuple(
+        CeilingSample(
+            kind=kind,
+            cache=cache,
+            when=when,
+            dtype=dtype,
+            num_threads=2,
+            working_set_bytes=1_000_000,
+            amount=amount,
+            low=(1 - spread) * amount,
+            high=(1 + spread) * amount,
+            num_samples=9,
+        )
+        for (kind, cache), amount in amounts.items()
+        for when in moments
+    )
+    return Ceilings(device="cpu", last_level_cache_bytes=cache_bytes, samples=samples)
 
 
 def _write_case(folder: Path, case_id: str, case: Case, index: int, plan: SyntheticPlan) -> None:

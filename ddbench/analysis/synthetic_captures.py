@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pandas as pd
 
 from ddbench.analysis.tables import write_capture_table
-from ddbench.captured import CAPTURE_TABLES, TABLES_OF, Capture, CaptureFault, LedgerLine
+from ddbench.captured import CAPTURE_TABLES, TABLES_OF, Basis, Capture, CaptureFault, LedgerLine
 from ddbench.engine.stages import Stage
 from ddbench.records import NotMeasured, OkResult
 from ddbench.spec import Case, Tool
@@ -163,9 +163,9 @@ def _captured(
 
 def _ledger(ops: Sequence[Row]) -> tuple[LedgerLine, ...]:
     lines = []
-    for basis in ("launch", "capture", "approximate", "unattributed"):
+    for basis in get_args(Basis):
         own = [op["end_ns"] - op["start_ns"] for op in ops if op["basis"] == basis]
-        lines.append(LedgerLine(basis=basis, count=len(own), time_ns=sum(own)))  # type: ignore[arg-type]
+        lines.append(LedgerLine(basis=basis, count=len(own), time_ns=sum(own)))
     return tuple(lines)
 
 

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
 
 import numpy as np
-import pandas as pd
 
-from ddbench.analysis.columns import Columns, columns_of, pairs
+from ddbench.analysis.columns import Columns, pairs
 from ddbench.analysis.series import Layout, Stratum
 
 MILLISECOND = 1e6  # ns
-Rows: TypeAlias = pd.DataFrame | Columns
 
 
 @dataclass(frozen=True)
@@ -40,13 +37,8 @@ class Table:
         return [unit for unit in self.units if unit in theirs]
 
 
-def by_prompt(requests: Rows, values: np.ndarray) -> Table:
-    """Repeats of a prompt within a process (passes, or requests for one prompt) count as their median."""
-    own = columns_of(requests)
-    return _by_prompt(own["block"], own["unit"], values)
-
-
 def _by_prompt(of_block: np.ndarray, of_unit: np.ndarray, values: np.ndarray) -> Table:
+    """Repeats of a prompt within a process (passes, or requests for one prompt) count as their median."""
     found: dict[int, dict[str, list[float]]] = {}
     for block, unit, value in zip(of_block.tolist(), of_unit.tolist(), values.tolist(), strict=True):
         found.setdefault(block, {}).setdefault(unit, []).append(value)
@@ -61,21 +53,19 @@ def _median(values: list[float]) -> float:
     return values[0] if len(values) == 1 else float(np.median(values))
 
 
-def tpot_by_prompt(requests: Rows) -> Table:
+def tpot_by_prompt(requests: Columns) -> Table:
     """Milliseconds per token after the first."""
-    own = columns_of(requests)
-    num_tokens = np.array([len(tokens) for tokens in own["tokens"]], dtype=np.int64)
+    num_tokens = np.array([len(tokens) for tokens in requests["tokens"]], dtype=np.int64)
     can_tell = num_tokens >= 2
-    spans = own["last_token_ns"].astype(np.float64) - own["first_token_ns"]
+    spans = requests["last_token_ns"].astype(np.float64) - requests["first_token_ns"]
     per_token = spans[can_tell] / (num_tokens[can_tell] - 1) / MILLISECOND
-    return _by_prompt(own["block"][can_tell], own["unit"][can_tell], per_token)
+    return _by_prompt(requests["block"][can_tell], requests["unit"][can_tell], per_token)
 
 
-def ttft_by_prompt(requests: Rows) -> Table:
+def ttft_by_prompt(requests: Columns) -> Table:
     """Milliseconds from admission to the first token."""
-    own = columns_of(requests)
-    waits = own["first_token_ns"].astype(np.float64) - own["admitted_ns"]
-    return by_prompt(own, waits / MILLISECOND)
+    waits = requests["first_token_ns"].astype(np.float64) - requests["admitted_ns"]
+    return _by_prompt(requests["block"], requests["unit"], waits / MILLISECOND)
 
 
 @dataclass(frozen=True)
@@ -93,12 +83,11 @@ class Rounds:
         return (self.end_ns - self.start_ns) / MILLISECOND
 
 
-def rounds_in_order(steps: Rows, passes: Rows) -> Rounds:
-    own = columns_of(steps)
-    place = own["step"]
-    parts = [[rows[np.argsort(place[rows], kind="stable")] for rows in process] for process in _rows(own, passes)]
+def rounds_in_order(steps: Columns, passes: Columns) -> Rounds:
+    place = steps["step"]
+    parts = [[rows[np.argsort(place[rows], kind="stable")] for rows in process] for process in _rows(steps, passes)]
     order = np.concatenate([np.zeros(0, dtype=np.int64), *(rows for process in parts for rows in process)])
-    columns = (own[name][order].astype(np.float64) for name in ("batch_size", "num_emitted", "start_ns", "end_ns"))
+    columns = (steps[name][order].astype(np.float64) for name in ("batch_size", "num_emitted", "start_ns", "end_ns"))
     batch_sizes, num_emitted, start_ns, end_ns = columns
     layout = Layout(tuple(tuple(len(rows) for rows in process) for process in parts))
     return Rounds(batch_sizes, num_emitted, start_ns, end_ns, layout)
@@ -109,16 +98,15 @@ def round_costs(rounds: Rounds) -> Stratum:
     return Stratum(rounds.batch_sizes * rounds.milliseconds, rounds.batch_sizes, rounds.layout)
 
 
-def events(rounds: Rounds, requests: Rows, passes: Rows) -> tuple[Stratum, Stratum]:
+def events(rounds: Rounds, requests: Columns, passes: Columns) -> tuple[Stratum, Stratum]:
     """Rounds and prefills in order, each with its tokens and the seconds since the event before it.
 
     So rounds carry the host's gaps and prefills their own time, and all of it adds up to the wall time of the passes.
     """
     of_rounds, of_prefills = [], []
-    prefills = columns_of(requests)
-    first_tokens = prefills["first_token_ns"].astype(np.float64)
+    first_tokens = requests["first_token_ns"].astype(np.float64)
     walls = [wall_ns for process in processes(passes) for _, _, wall_ns in process]
-    own = _rows(prefills, passes)
+    own = _rows(requests, passes)
     bounds = pairs(np.cumsum([0, *rounds.layout.passes]))
     for (begin, end), rows, wall_ns in zip(bounds, (rows for one in own for rows in one), walls, strict=True):
         split = _split_events(rounds.end_ns[begin:end], rounds.num_emitted[begin:end], first_tokens[rows], wall_ns)
@@ -146,17 +134,16 @@ def _split_events(
     return events[len(starts) :], events[: len(starts)]
 
 
-def processes(passes: Rows) -> list[list[tuple[str, int, int]]]:
+def processes(passes: Columns) -> list[list[tuple[str, int, int]]]:
     """The passes of every process (case), as (case, pass, wall time)."""
     found: dict[str, list[tuple[str, int, int]]] = {}
-    own = columns_of(passes)
-    case_ids, index, wall_ns = (own[name] for name in ("case_id", "pass_index", "wall_ns"))
-    for row in np.lexsort((index, own["block"])):
+    case_ids, index, wall_ns = (passes[name] for name in ("case_id", "pass_index", "wall_ns"))
+    for row in np.lexsort((index, passes["block"])):
         found.setdefault(case_ids[row], []).append((case_ids[row], int(index[row]), int(wall_ns[row])))
     return list(found.values())
 
 
-def _rows(table: Columns, passes: Rows) -> list[list[np.ndarray]]:
+def _rows(table: Columns, passes: Columns) -> list[list[np.ndarray]]:
     """The rows of every pass of every process, in the table's order."""
     cases, index, numbers = table.codes("case_id"), table["pass_index"], table.numbers("case_id")
     return [

@@ -11,7 +11,7 @@ from ddbench.analysis.settings import Setting, Study
 from ddbench.analysis.stats import Summary
 from ddbench.records import NotMeasured, Pass
 
-Unit = Literal["tok/s", "ms", "tokens", "nodes", "requests", "share", "x", "bytes", "count"]
+Unit = Literal["tok/s", "ms", "us", "tokens", "nodes", "requests", "share", "x", "bytes", "count"]
 PassName = Pass | Literal["captured"]  # captured: by a profiler, in a process of its own
 Counted = Literal["prompts", "rounds", "processes"]
 
@@ -41,6 +41,11 @@ Compute = Callable[[Setting, Study], Summary | NotMeasured]
 
 def missing(reason: str) -> NotMeasured:
     return NotMeasured(not_measured=reason)
+
+
+def or_zero(value: Value) -> float:
+    """The number; 0 where there is none, for what is ranked by size."""
+    return value.value if isinstance(value, Estimate) else 0.0
 
 
 def to_estimate(

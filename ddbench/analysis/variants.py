@@ -40,16 +40,16 @@ def _variant(setting: Setting, experiment: ExperimentSpec, study: Study) -> Vari
     changed = [
         axis.name
         for axis in experiment.ablate
-        if axis.name not in swept and _field(setting, axis.name) != _default(experiment, axis.name)
+        if axis.name not in swept and _asked(setting, axis.name) != _asked(experiment, axis.name)
     ]
     if len(changed) != 1:
         return None
     name = changed[0]
-    return Variant(setting, _base(setting, name, experiment, study), name, _field(setting, name))
+    return Variant(setting, _base(setting, name, experiment, study), name, _asked(setting, name))
 
 
 def _base(setting: Setting, name: str, experiment: ExperimentSpec, study: Study) -> Setting | NotMeasured:
-    default = _default(experiment, name)
+    default = _asked(experiment, name)
     if name in EngineSpec.model_fields:
         wanted = (setting.engine.model_copy(update={name: default}), setting.workload)
     else:
@@ -60,9 +60,6 @@ def _base(setting: Setting, name: str, experiment: ExperimentSpec, study: Study)
     return missing(f"the run has no case with {name}={default} to compare with")
 
 
-def _field(setting: Setting, name: str) -> Any:
-    return getattr(setting.engine, name, getattr(setting.workload, name, None))
-
-
-def _default(experiment: ExperimentSpec, name: str) -> Any:
-    return getattr(experiment.engine, name, getattr(experiment.workload, name, None))
+def _asked(of: Setting | ExperimentSpec, name: str) -> Any:
+    """What a setting, or a whole experiment, asks for in a field of engine or workload."""
+    return getattr(of.engine, name, getattr(of.workload, name, None))

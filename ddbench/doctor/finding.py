@@ -31,3 +31,6 @@ def missing(detail: str, cure: str = "") -> Finding:
 
 def failed(detail: str, cure: str) -> Finding:
     return Finding("failed", detail, cure)
+
+
+NO_GPU = missing("no GPU here")

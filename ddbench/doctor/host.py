@@ -10,7 +10,7 @@ from pathlib import Path
 
 import ddbench
 from ddbench import units
-from ddbench.doctor.finding import Finding, failed, missing, ok
+from ddbench.doctor.finding import NO_GPU, Finding, failed, missing, ok
 from ddbench.doctor.machine import Gpu, Machine, version_of
 from ddbench.errors import DdbenchError
 from ddbench.harness.environment import parts_origin
@@ -25,7 +25,6 @@ HARMFUL = {
     0x040: "hardware thermal slowdown",
     0x080: "hardware power brake",
 }  # NVML's bits that say that the card cannot keep its clocks; idle, settings and the power cap are no fault
-NO_GPU = missing("no GPU here")
 
 
 def code(machine: Machine) -> Finding:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from ddbench.doctor.finding import Finding, failed, missing, ok
+from ddbench.doctor.finding import NO_GPU, Finding, failed, missing, ok
 from ddbench.doctor.machine import Machine, version_of
 from ddbench.doctor.self_test import RANGE
 from ddbench.harness.tool_faults import (
@@ -131,7 +131,7 @@ def ncu(machine: Machine) -> Finding:
 def counters(machine: Machine) -> Finding:
     """Who may read the GPU's counters: ncu needs them, and nsys for its GPU metrics."""
     if not machine.has_gpu:
-        return missing("no GPU here")
+        return NO_GPU
     if machine.are_counters_restricted is None:
         return missing("the driver does not tell who may read them", "the ncu capture shows it")
     if not machine.are_counters_restricted:

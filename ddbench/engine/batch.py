@@ -157,5 +157,4 @@ class Batch:
 
     def update_bound(self, num_unread: int = 0) -> None:
         """Let `context_bound` cover the longest active context, `num_unread` tokens of which may not be known yet."""
-        longest = max((running.longest(num_unread) for running in self.running), default=0)
-        self.context_bound = longest
+        self.context_bound = max((running.longest(num_unread) for running in self.running), default=0)

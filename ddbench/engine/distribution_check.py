@@ -17,11 +17,9 @@ from ddbench.engine.engine import Engine, setting_of
 from ddbench.engine.parts import build_parts
 from ddbench.engine.sampling import StochasticSampler
 from ddbench.engine.types import DraftTree, Request
-from ddbench.models.drafter import Drafter
 from ddbench.models.inputs import VerifyInputs
 from ddbench.models.shapes import DRAFTERS, TARGETS
-from ddbench.models.target import Target
-from ddbench.models.weights import ModelFacts, Models, randomize
+from ddbench.models.weights import Models, random_models_of
 from ddbench.spec import ARMS, EngineSpec
 
 NUM_TOKENS = 3  # of each continuation
@@ -77,15 +75,9 @@ class MinRatioSampler(StochasticSampler):
 
 def tiny_vocabulary_models(seed: int = 0) -> Models:
     """A random pair over six tokens."""
-    target_shape = TARGETS["tiny-gqa"].model_copy(update={"name": "tiny-vocabulary", "vocab": _VOCAB})
-    drafter_shape = DRAFTERS["tiny-gqa"].model_copy(update={"mask_token_id": _VOCAB - 1})
-    target = Target(target_shape, drafter_shape.target_layer_ids)
-    drafter = Drafter(drafter_shape, target_shape.max_context)
-    for module, number in ((target, 0), (drafter, 1)):
-        randomize(module, seed * 2 + number)
-        module.requires_grad_(False).eval()
-    facts = ModelFacts(target_shape.name, "", drafter_shape.name, "", False, 0, 0)
-    return Models(target, drafter, facts, None)
+    target = TARGETS["tiny-gqa"].model_copy(update={"name": "tiny-vocabulary", "vocab": _VOCAB})
+    drafter = DRAFTERS["tiny-gqa"].model_copy(update={"mask_token_id": _VOCAB - 1})
+    return random_models_of(target, drafter, seed=seed)
 
 
 @torch.inference_mode()

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from ddbench.engine import oracle, profiles
 from ddbench.engine.batch import Batch
-from ddbench.engine.types import CaseFacts, Part, Request, Setting
+from ddbench.engine.types import CaseFacts, Drawing, Part, Request, Setting
 from ddbench.errors import UserError
 
 _NO_CANDIDATE = -torch.inf
@@ -49,18 +49,8 @@ class DFlashDraft(Part):
         return self._drafter(blocks, batch.lengths, *batch.caches.draft, batch.context_bound, self._target)
 
 
-class RandomDraft(DFlashDraft):
+class RandomDraft(Drawing, DFlashDraft):
     """The drafter's work in full, then seeded noise in place of its logits: what drafting costs when it never helps."""
-
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self._seed = setting.facts.spec.seed
-        self._generator = setting.generator()
-        self.generators = (self._generator,)
-        self.begin(())
-
-    def begin(self, requests: Sequence[Request]) -> None:
-        self._generator.manual_seed(self._seed)
 
     def __call__(self, batch: Batch) -> torch.Tensor:
         return super().__call__(batch).normal_(generator=self._generator)
@@ -79,12 +69,12 @@ class OracleDraft(DFlashDraft):
         spec, vocab, horizon = setting.facts.spec, setting.facts.target.vocab, self._horizon
         truth, device = setting.continuations, setting.device
         self._candidates: oracle.QualityCandidates | oracle.BlockCandidates
-        if not setting.oracle_quality and spec.oracle_profile not in profiles.COUNTS:
+        if not spec.oracle_quality and spec.oracle_profile not in profiles.COUNTS:
             blocks = profiles.read_blocks(spec.oracle_profile)
             self._candidates = oracle.BlockCandidates(truth, horizon, blocks, vocab, spec.seed, device)
         else:
-            quality = setting.oracle_quality or profiles.recorded_quality(spec.oracle_profile, horizon)
-            if len(quality) < horizon or not all(0.0 <= q <= 1.0 for q in quality):
+            quality = spec.oracle_quality or profiles.recorded_quality(spec.oracle_profile, horizon)
+            if len(quality) < horizon:
                 raise UserError(f"oracle_quality {quality}: give {horizon} values in 0..1, one per drafted position")
             self._candidates = oracle.QualityCandidates(truth, quality[:horizon], vocab, spec.seed, device)
         self._known = frozenset(truth)

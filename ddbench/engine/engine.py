@@ -19,30 +19,20 @@ from ddbench.engine.batch import Batch, Running
 from ddbench.engine.executor import Report
 from ddbench.engine.kv_cache import KVCache
 from ddbench.engine.parts import PARTS, Parts, SpeculativeParts, build_parts
-from ddbench.engine.probe import NullProbe, Probe
+from ddbench.engine.probe import UNOBSERVED, Probe
 from ddbench.engine.round import run_round, run_step
 from ddbench.engine.scheduler import Scheduler
 from ddbench.engine.stages import Stage
-from ddbench.engine.types import CaseFacts, CommittedRows, Finished, Part, Request, RoundOutcome, Setting
+from ddbench.engine.types import CaseFacts, Finished, Part, Request, RoundOutcome, Setting
 from ddbench.errors import UserError
-from ddbench.models.inputs import VerifyInputs
-from ddbench.models.kernel_set import TORCH, use_kernels
+from ddbench.models.kernel_set import TORCH, plain_ops, use_kernels
 from ddbench.models.weights import Models
 from ddbench.spec import EngineSpec
 
-_UNOBSERVED = NullProbe()
 
-
-def setting_of(
-    spec: EngineSpec,
-    models: Models,
-    *,
-    continuations: Mapping[int, Sequence[int]] | None = None,
-    oracle_quality: Sequence[float] = (),
-) -> Setting:
+def setting_of(spec: EngineSpec, models: Models, continuations: Mapping[int, Sequence[int]] | None = None) -> Setting:
     """What the parts of an engine for these models are built from."""
-    facts = CaseFacts(spec, models.target.shape, models.drafter.shape)
-    return Setting(facts, models, continuations, tuple(oracle_quality) or spec.oracle_quality)
+    return Setting(CaseFacts(spec, models.target.shape, models.drafter.shape), models, continuations)
 
 
 class Engine:
@@ -54,17 +44,17 @@ class Engine:
         models: Models,
         *,
         continuations: Mapping[int, Sequence[int]] | None = None,  # request id -> true output, for oracle drafts
-        oracle_quality: Sequence[float] = (),  # per drafted position; empty: as in the spec
         parts: Parts | None = None,  # in place of those that the spec names
         debug: bool = False,  # check the invariants around every round (slow)
     ) -> None:
         self.spec = spec
         self.models = models
-        self.setting = setting_of(spec, models, continuations=continuations, oracle_quality=oracle_quality)
+        self.setting = setting_of(spec, models, continuations)
         self.parts = build_parts(self.setting) if parts is None else parts
         self.debug = debug
         for module in (models.target, models.drafter):
             use_kernels(module, self.parts.kernels)
+        self._plain_ops = plain_ops(models.target, self.parts.kernels)
         self._device = torch.device(spec.device)
         self._dtype = models.target.embedding.weight.dtype
         if isinstance(self.parts, SpeculativeParts):
@@ -77,7 +67,7 @@ class Engine:
         self._in_flight: deque[tuple[Report, tuple[Running, ...]]] = deque()
 
     @torch.inference_mode()
-    def run(self, requests: Sequence[Request], concurrency: int, probe: Probe = _UNOBSERVED) -> list[Finished]:
+    def run(self, requests: Sequence[Request], concurrency: int, probe: Probe = UNOBSERVED) -> list[Finished]:
         """Serve all requests, `concurrency` of them in flight, first come first served; results in request order."""
         _check_requests(requests, concurrency, self.models.target.shape.vocab)
         scheduler = Scheduler(requests, concurrency)
@@ -86,6 +76,8 @@ class Engine:
             part.begin(requests)
             probe.path_used(field, _name_of(field, part))
         probe.path_used("kernels", self.parts.kernels.name)
+        for op in self._plain_ops:
+            probe.path_used(f"kernels.{op}", TORCH.name)
         while batch.size < scheduler.capacity and self._admit(batch, batch.size, scheduler, probe):
             pass
         while batch.size:
@@ -104,7 +96,7 @@ class Engine:
         concurrency: int,
         *,
         times_stages: bool = False,
-        probe: Probe = _UNOBSERVED,  # sees the stages of what is recorded
+        probe: Probe = UNOBSERVED,  # sees the stages of what is recorded
     ) -> Batch:
         """Storage for these requests, kept from run to run, and all that its executor prepares for it.
 
@@ -115,6 +107,7 @@ class Engine:
         if batch is None or capacity > batch.capacity or any(w > k for w, k in zip(wanted, batch.sizes, strict=True)):
             batch = self._storage = None  # let go of the old one first
             self.parts.executor.release()
+            self.parts.prefill.release()
             batch = self._storage = self.new_batch(requests, capacity)
         batch.reset()
         self._in_flight.clear()
@@ -123,19 +116,15 @@ class Engine:
         self.parts.executor.prepare(
             self._round, batch, generators, shortest=shortest, times_stages=times_stages, probe=probe
         )
+        self.parts.prefill.prepare(self.parts, batch, requests, generators, probe)
         return batch
 
     def _used_parts(self) -> dict[str, Part]:
         return {field: part for field in PARTS if (part := getattr(self.parts, field, None)) is not None}
 
-    @property
-    def _slack(self) -> int:
-        """Rows behind any anchor, in which a full block and tree fit."""
-        return max(self._block_size, self.parts.verify_width) + 1
-
     def _sizes(self, requests: Sequence[Request]) -> tuple[int, int]:
         """Cache rows and stop ids that each of these requests fits in."""
-        slack = self._slack
+        slack = self.setting.facts.rows_in_flight
         longest = max(requests, key=lambda request: len(request.prompt) + request.max_new_tokens, default=None)
         num_rows = slack if longest is None else len(longest.prompt) + longest.max_new_tokens + slack
         limit = self.models.target.shape.max_context
@@ -155,7 +144,7 @@ class Engine:
         cache = KVCache(
             self.models.target.shape,
             self.models.drafter.shape if has_drafter else None,
-            capacity=capacity,
+            capacity=capacity + self.parts.prefill.num_spare_rows,
             num_rows=num_rows,
             dtype=self._dtype,
             device=self._device,
@@ -164,35 +153,23 @@ class Engine:
             cache,
             capacity=capacity,
             num_rows=num_rows,
-            slack=self._slack,
+            slack=self.setting.facts.rows_in_flight,
             num_stop_ids=num_stop_ids,
             device=self._device,
         )
 
     @torch.inference_mode()
-    def prefill(self, batch: Batch, row: int, request: Request, probe: Probe = _UNOBSERVED) -> Running:
-        """Run the prompt into the target cache of `row` and choose the first token."""
+    def prefill(self, batch: Batch, row: int, request: Request, probe: Probe = UNOBSERVED) -> Running:
+        """Run the prompt into the caches of `row`; the first token is on the host when this returns."""
         probe.admitted(request.request_id)
-        num_tokens = len(request.prompt)
-        lengths = torch.tensor([num_tokens], device=self._device)
-        positions = torch.arange(num_tokens, device=self._device)[None]
-        inputs = VerifyInputs(
-            input_ids=torch.tensor([request.prompt], device=self._device),
-            positions=positions,
-            lengths=torch.zeros_like(lengths),
-            visible=None,
-            context_bound=0,
-            logit_rows=lengths - 1,
-        )
         with probe.stage(Stage.PREFILL):
-            out = self.models.target(inputs, batch.cache.view(slice(row, row + 1)).layers, self.parts.attention)
-            first = self.parts.sampling.choose(out.logits)  # [1, 1]
-        token = int(first)
+            done = self.parts.prefill(self.parts, batch, row, request.prompt)
+        token = int(done.token)
         probe.first_token(request.request_id, token)
-        return Running(request, [token], prompt_rows=CommittedRows(out.features, positions, lengths, num_tokens))
+        return Running(request, [token], prompt_rows=done.rows)
 
     @torch.inference_mode()
-    def step(self, batch: Batch, probe: Probe = _UNOBSERVED) -> RoundOutcome:
+    def step(self, batch: Batch, probe: Probe = UNOBSERVED) -> RoundOutcome:
         """One round or autoregressive step for all active requests, and the arrival of its tokens on the host."""
         self._launch(batch, probe)
         return self._collect(batch, probe)
@@ -243,7 +220,7 @@ class Engine:
         return result
 
     @torch.inference_mode()
-    def materialize_prompts(self, batch: Batch, probe: Probe = _UNOBSERVED) -> None:
+    def materialize_prompts(self, batch: Batch, probe: Probe = UNOBSERVED) -> None:
         """The newcomers' prompts go into the draft cache on the account of their first round."""
         for row, running in enumerate(batch.running):
             if running.prompt_rows is not None:

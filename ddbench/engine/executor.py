@@ -9,19 +9,18 @@ recorded by `prepare`, before anything is timed; a round whose shape was not rec
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
 from ddbench.engine.batch import Batch, context_bounds
-from ddbench.engine.launch import EagerLaunch, Launch
+from ddbench.engine.launch import EagerLaunch
 from ddbench.engine.probe import Probe
-from ddbench.engine.recording import Recording, record
+from ddbench.engine.recording import Recording, Round, record
 from ddbench.engine.stages import Stage
 from ddbench.engine.types import CaseFacts, Part, Setting
 
-Round = Callable[[Batch, Launch], torch.Tensor]
 NUM_REPORTS = 3  # in flight: the round that runs, the one before it, and the one being read
 
 
@@ -138,14 +137,17 @@ class GraphExecutor(Executor):
         times_stages: bool,
         probe: Probe,
     ) -> None:
-        """Record every batch size with every context bound that the storage can come to hold."""
+        """Record every batch size with every context bound that the storage can come to hold.
+
+        The largest first: what it let go of holds all that the others need, where a larger one would ask for more.
+        """
         if batch is not self._storage:
             self.release()
             self._storage = batch
             self._pool = torch.cuda.graph_pool_handle()
         variants = (False, True) if times_stages and not self.by_stage else (False,)
-        sizes = range(1, batch.capacity + 1)
-        bounds = [bound for bound in context_bounds(batch.most_context) if bound >= shortest]
+        sizes = range(batch.capacity, 0, -1)
+        bounds = [bound for bound in reversed(context_bounds(batch.most_context)) if bound >= shortest]
         for key in itertools.starmap(_Key, itertools.product(sizes, bounds, variants)):
             if key not in self._recordings:
                 self._record(round_, batch, generators, key, probe)
@@ -165,18 +167,7 @@ class GraphExecutor(Executor):
         self._recordings[key] = recording
         self._counts["graph_captures"] += recording.num_graphs
         if not self._reports:
-            size = (batch.capacity, recording.report.shape[1])
-            self._reports = [
-                PinnedReport(
-                    torch.empty(size, dtype=torch.float64, pin_memory=True),
-                    torch.cuda.Event(),
-                    tuple(
-                        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-                        for _ in range(recording.num_stretches)
-                    ),
-                )
-                for _ in range(NUM_REPORTS)
-            ]
+            self._reports = [_pinned(batch.capacity, recording) for _ in range(NUM_REPORTS)]
 
     def __call__(self, round_: Round, batch: Batch, probe: Probe) -> Report:
         key = _Key(batch.size, batch.context_bound, probe.times_stages and not self.by_stage)
@@ -196,6 +187,16 @@ class GraphExecutor(Executor):
 
     def counters(self) -> dict[str, int]:
         return dict(self._counts)
+
+
+def _pinned(capacity: int, recording: Recording) -> PinnedReport:
+    """Room for the reports of a storage's rounds."""
+    host = torch.empty(capacity, recording.report.shape[1], dtype=torch.float64, pin_memory=True)
+    stretches = tuple(
+        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        for _ in range(recording.num_stretches)
+    )
+    return PinnedReport(host, torch.cuda.Event(), stretches)
 
 
 class StageGraphsExecutor(GraphExecutor):

@@ -56,7 +56,3 @@ class KVCache:
         """Give batch row `destination` the first `num_rows` cache rows of batch row `source`."""
         for cache in (*self._target, *self._draft):
             cache[:, destination, :num_rows] = cache[:, source, :num_rows]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(cache.nbytes for cache in (*self._target, *self._draft))

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from ddbench.engine.probe import NullProbe, Probe
+from ddbench.engine.probe import UNOBSERVED, Probe
 from ddbench.engine.stages import Stage
 
 
@@ -38,4 +38,4 @@ class EagerLaunch:
         step()
 
 
-AT_ONCE = EagerLaunch(NullProbe())
+AT_ONCE = EagerLaunch(UNOBSERVED)

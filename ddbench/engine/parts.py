@@ -17,6 +17,7 @@ from ddbench.engine.draft import DRAFTS
 from ddbench.engine.executor import EXECUTORS, Executor
 from ddbench.engine.launch import Launch
 from ddbench.engine.materialize import MATERIALIZERS, Materializer
+from ddbench.engine.prefill import PREFILLS, EagerPrefill
 from ddbench.engine.sampling import SAMPLERS, Sampler
 from ddbench.engine.tree_build import TREE_BUILDERS
 from ddbench.engine.tree_compile import TREE_COMPILERS
@@ -25,6 +26,7 @@ from ddbench.errors import UnsupportedVariant, did_you_mean
 from ddbench.models.inputs import VerifyAttention, VerifyInputs
 from ddbench.models.kernel_set import KernelSet
 from ddbench.models.shapes import DrafterShape, TargetShape
+from ddbench.models.weights import DRAFTERLESS
 from ddbench.spec import PART_FIELDS, UNUSED, EngineSpec
 
 PARTS: dict[str, Mapping[str, type[Part]]] = {
@@ -34,11 +36,10 @@ PARTS: dict[str, Mapping[str, type[Part]]] = {
     "tree_compile": TREE_COMPILERS,
     "attention": ATTENTIONS,
     "sampling": SAMPLERS,
+    "prefill": PREFILLS,
     "executor": EXECUTORS,
 }  # keyed by EngineSpec field
 assert tuple(PARTS) == PART_FIELDS
-
-_MODEL_FREE = ("prompt_lookup",)  # drafts without a drafter: nothing to materialize
 
 
 class Draft(Protocol):
@@ -63,6 +64,7 @@ class Parts:
 
     attention: VerifyAttention
     sampling: Sampler
+    prefill: EagerPrefill
     executor: Executor
     kernels: KernelSet
 
@@ -108,10 +110,11 @@ def absence(spec: EngineSpec) -> str | None:
 
 def _misfit(spec: EngineSpec) -> str | None:
     """Why the choices do not go together as an arm."""
-    needed = {"attention", "sampling", "executor"}
+    needed = {"attention", "sampling", "prefill", "executor"}
     if spec.draft != UNUSED:
         needed |= {"draft", "tree_build", "tree_compile"}
-        needed |= set() if spec.draft in _MODEL_FREE else {"materialize"}
+    if spec.draft not in DRAFTERLESS:
+        needed.add("materialize")
     for field in PART_FIELDS:
         is_used = getattr(spec, field) != UNUSED
         if field in needed and not is_used:
@@ -141,5 +144,5 @@ def build_parts(setting: Setting) -> Parts:
         for field, table in PARTS.items()
     }
     if built["draft"] is None:
-        return Parts(built["attention"], built["sampling"], built["executor"], setting.kernels)
+        return Parts(built["attention"], built["sampling"], built["prefill"], built["executor"], setting.kernels)
     return SpeculativeParts(**built, kernels=setting.kernels)

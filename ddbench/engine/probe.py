@@ -72,3 +72,6 @@ class NullProbe:
     def finished(self, request_id: int, reason: str) -> None: ...
 
     def path_used(self, part: str, name: str) -> None: ...
+
+
+UNOBSERVED = NullProbe()

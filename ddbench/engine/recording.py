@@ -17,12 +17,11 @@ import torch
 
 from ddbench.engine.batch import Batch
 from ddbench.engine.launch import AT_ONCE, Launch
-from ddbench.engine.probe import NullProbe, Probe
+from ddbench.engine.probe import UNOBSERVED, Probe
 from ddbench.engine.stages import Stage
 
 HostStep = Callable[[], None]
-Round = Callable[[Batch, Launch], torch.Tensor]
-UNOBSERVED = NullProbe()
+Round = Callable[[Batch, Launch], torch.Tensor]  # a round's code -> its report
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,11 @@ Letters: B batch rows, N tree node slots, P = draft horizon + 1, V vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 
 import torch
 
 from ddbench.engine.batch import Batch
-from ddbench.engine.types import Accepted, DraftTree, Part, Request, Setting
+from ddbench.engine.types import Accepted, DraftTree, Drawing, Part, Setting
 from ddbench.kernels.accept_walk import sample_posterior
 
 
@@ -62,19 +61,12 @@ class GreedySampler(Sampler):
         return self._kernels.greedy(logits)
 
 
-class StochasticSampler(Sampler):
+class StochasticSampler(Drawing, Sampler):
     """A draw from the target's distribution at `temperature`, with fresh randomness at every node of every round."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._temperature = setting.facts.spec.temperature
-        self._seed = setting.facts.spec.seed
-        self._generator = setting.generator()
-        self.generators = (self._generator,)
-        self.begin(())
-
-    def begin(self, requests: Sequence[Request]) -> None:
-        self._generator.manual_seed(self._seed)
 
     def choose(self, logits: torch.Tensor) -> torch.Tensor:
         return sample_posterior(logits, self._temperature, self._generator)

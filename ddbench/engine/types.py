@@ -15,7 +15,7 @@ import torch
 from ddbench.models.kernel_set import KernelSet, kernel_set
 from ddbench.models.shapes import DrafterShape, TargetShape
 from ddbench.models.weights import Models
-from ddbench.spec import EngineSpec
+from ddbench.spec import UNUSED, EngineSpec
 
 DEFAULT_BLOCK_SIZE = 8  # of drafts that need no drafter, where the target has none to take it from
 
@@ -114,6 +114,14 @@ class CaseFacts:
             return self.spec.block_size
         return self.drafter.block_size if self.drafter is not None else DEFAULT_BLOCK_SIZE
 
+    @property
+    def rows_in_flight(self) -> int:
+        """Cache rows from the anchor's on that a round may write: a full block and tree, and one more."""
+        if self.spec.draft == UNUSED:
+            return 2
+        width = self.block_size if self.spec.tree_build == "chain" else 1 + self.spec.node_budget
+        return max(self.block_size, width) + 1
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -122,7 +130,6 @@ class Setting:
     facts: CaseFacts
     models: Models
     continuations: Mapping[int, Sequence[int]] | None = None  # request id -> its true output: oracle drafts only
-    oracle_quality: tuple[float, ...] = ()  # per depth, how often the draft's first choice is the true token
 
     @property
     def device(self) -> torch.device:
@@ -131,10 +138,6 @@ class Setting:
     @property
     def kernels(self) -> KernelSet:
         return kernel_set(self.facts.spec.kernels)
-
-    def generator(self) -> torch.Generator:
-        """A source of randomness of its own, not yet seeded."""
-        return torch.Generator(self.device)
 
 
 class Part:
@@ -153,3 +156,17 @@ class Part:
 
     def begin(self, requests: Sequence[Request]) -> None:
         """A run begins: refuse requests that cannot be served, and forget earlier runs, so that runs repeat."""
+
+
+class Drawing(Part):
+    """Mixin of a part that draws: from a source of its own, the same draws in every run."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._seed = setting.facts.spec.seed
+        self._generator = torch.Generator(setting.device)
+        self.generators = (self._generator,)
+        self.begin(())
+
+    def begin(self, requests: Sequence[Request]) -> None:
+        self._generator.manual_seed(self._seed)

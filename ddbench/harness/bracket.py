@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
 
 from rich.console import Console
 
@@ -20,10 +19,9 @@ from ddbench.harness.environment import child_environment
 from ddbench.harness.progress import escaped
 from ddbench.harness.run import scrubbed
 from ddbench.harness.store import RunFolder, write_atomically
-from ddbench.records import Ceilings, NotMeasured
+from ddbench.records import Ceilings, NotMeasured, When
 from ddbench.spec import from_json
 
-When = Literal["before", "after"]
 FILE = "ceilings.json"
 CEILINGS: tuple[str, ...] = (sys.executable, "-m", "ddbench.harness.ceilings")
 TIMEOUT_S = 60.0

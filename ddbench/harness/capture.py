@@ -18,14 +18,14 @@ from typing import Any
 import psutil
 import torch
 
+from ddbench.captured import OUTSIDE_ROUNDS
 from ddbench.engine.stages import Stage
 from ddbench.engine.types import RoundOutcome
-from ddbench.harness.environment import nvml_device
+from ddbench.harness.environment import nvml_answer, nvml_device
 from ddbench.records import LoadSample, NotMeasured, StageSample
 
 Clock = Callable[[], int]
 LOAD_WINDOW_S = 0.1
-OUTSIDE_ROUNDS = -1  # the step of stages that belong to a prefill
 _NOTHING = nullcontext()
 
 
@@ -190,14 +190,23 @@ def host_load() -> float | NotMeasured:
 
 def load_sample(before: float | NotMeasured, after: float | NotMeasured, device: str) -> LoadSample:
     """Host load around a pass, and clocks, temperature and throttling of the GPU right after it."""
-    clock, temperature, reasons = _gpu_state(device)
+    gpu = nvml_device(device)
+    state = nvml_answer(gpu, lambda nvml: _gpu_state(nvml, gpu))
+    clock, temperature, bits = (state, state, state) if isinstance(state, NotMeasured) else state
     return LoadSample(
         host_load_before=before,
         host_load_after=after,
         sm_clock_mhz=clock,
         temperature_c=temperature,
-        throttle_reasons=reasons,
+        throttle_reasons=bits if isinstance(bits, NotMeasured) else throttle_names(bits),
     )
+
+
+def _gpu_state(nvml: Any, gpu: Any) -> tuple[int, int, int]:
+    """Clock of the SMs in MHz, degrees Celsius, throttle bits."""
+    clock = nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)
+    temperature = nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)
+    return clock, temperature, nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
 
 
 _THROTTLE_BITS = {
@@ -212,24 +221,6 @@ _THROTTLE_BITS = {
     0x200: "board limit",
     0x400: "reliability",
 }  # bit 0 is "idle": no throttling
-
-
-def _gpu_state(
-    device: str,
-) -> tuple[int | NotMeasured, int | NotMeasured, tuple[str, ...] | NotMeasured]:
-    gpu = nvml_device(device)
-    if isinstance(gpu, NotMeasured):
-        return gpu, gpu, gpu
-    import pynvml
-
-    try:
-        clock = pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM)
-        temperature = pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU)
-        bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
-    except pynvml.NVMLError as error:
-        missing = NotMeasured(not_measured=f"NVML: {error}")
-        return missing, missing, missing
-    return clock, temperature, throttle_names(bits)
 
 
 def throttle_names(bits: int) -> tuple[str, ...]:

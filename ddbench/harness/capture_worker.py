@@ -140,7 +140,7 @@ def captured_run(case: Case, tool: Tool, captures: Path, notify: Notify) -> Capt
         opening=recorder.before_window,
         closed=recorder.after_window,
     )
-    engine = Engine(case.engine, models, continuations=setting.continuations, oracle_quality=setting.oracle_quality)
+    engine = Engine(case.engine, models, continuations=setting.continuations)
     engine.reserve(all_requests(case, workload), case.workload.concurrency, probe=probe)
     notify("recording")
     finished = engine.run(workload.measured, case.workload.concurrency, probe)

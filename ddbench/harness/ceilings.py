@@ -16,17 +16,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 import torch
 
 from ddbench.harness.caches import LastLevelCache, last_level_cache
-from ddbench.records import Ceilings, CeilingSample, NotMeasured
+from ddbench.records import CacheLabel, CeilingKind, Ceilings, CeilingSample, NotMeasured, When
 
-Kind = Literal["read", "copy", "matmul", "launch", "replay"]
-Cache = Literal["hot", "cold", "none"]
-When = Literal["before", "after"]
 Op = Callable[[], Any]
 Sampler = Callable[[], list[float]]  # seconds of one call, one value per sample
 MB = 1 << 20
@@ -126,7 +123,7 @@ class Bench:
     def sampler(self, op: Op) -> Sampler:
         return graph_sampler(op) if self.device == "cuda" else partial(host_samples, op)
 
-    def working_sets(self) -> dict[Cache, int]:
+    def working_sets(self) -> dict[CacheLabel, int]:
         """Bytes by cache label; only `cold` where the cache is not known."""
         factor, fewest, most = COLD_SETS[self.device]
         if isinstance(self.cache, NotMeasured):
@@ -150,8 +147,8 @@ def _in_halves(num_bytes: int) -> int:
 class Candidate:
     """One way to reach a ceiling; the best of all with the same kind and cache counts."""
 
-    kind: Kind
-    cache: Cache
+    kind: CeilingKind
+    cache: CacheLabel
     working_set_bytes: int
     amount: float  # bytes or flops of one call; 0: the time of a call is what is asked for
     sampler: Sampler
@@ -196,9 +193,9 @@ def launch_candidates(bench: Bench) -> Iterator[Candidate]:
 # --------------------------------------------------------------------------------------------------------- measuring
 
 
-def best_spells(candidates: Sequence[Candidate]) -> dict[tuple[Kind, Cache], tuple[Candidate, list[float]]]:
+def best_spells(candidates: Sequence[Candidate]) -> dict[tuple[CeilingKind, CacheLabel], tuple[Candidate, list[float]]]:
     """Every candidate in turn, several times over; the spell with the best median by kind and cache."""
-    best: dict[tuple[Kind, Cache], tuple[Candidate, list[float]]] = {}
+    best: dict[tuple[CeilingKind, CacheLabel], tuple[Candidate, list[float]]] = {}
     for _ in range(NUM_SPELLS):
         for one in candidates:
             spell = one.spell()

@@ -21,7 +21,8 @@ from ddbench.harness.parity import Outputs, autoregressive_outputs, compare, nex
 from ddbench.harness.replay import TOLERANCE, replayed_lengths
 from ddbench.models.weights import Models, checkpoint_folder, load_models
 from ddbench.ops import OPS, SIZES, check_op, why_not
-from ddbench.spec import ARMS, EngineSpec
+from ddbench.spec import ARMS, Device, EngineSpec
+from ddbench.units import listed
 
 PARITY_TARGETS = ("tiny-gqa", "tiny-mla-moe", "nano-k2")
 NEEDS_WEIGHTS = ("nano-k2",)  # checked with its trained weights or not at all
@@ -42,7 +43,7 @@ class Row:
     detail: str = ""
 
 
-def run_checks(only: str | None, device: Literal["cpu", "cuda"]) -> Iterator[Row]:
+def run_checks(only: str | None, device: Device) -> Iterator[Row]:
     """All suites or one of them, row by row as they finish."""
     for name, suite in SUITES.items():
         if only in (None, name):
@@ -52,7 +53,7 @@ def run_checks(only: str | None, device: Literal["cpu", "cuda"]) -> Iterator[Row
 # --------------------------------------------------------------------------------------------------------------- ops
 
 
-def check_ops(device: Literal["cpu", "cuda"]) -> Iterator[Row]:
+def check_ops(device: Device) -> Iterator[Row]:
     """Every implementation on every kind of input."""
     for op in OPS.values():
         for implementation in op.implementations:
@@ -70,7 +71,7 @@ def check_ops(device: Literal["cpu", "cuda"]) -> Iterator[Row]:
 # ------------------------------------------------------------------------------------------------------------ parity
 
 
-def check_parity(device: Literal["cpu", "cuda"], targets: Sequence[str] = PARITY_TARGETS) -> Iterator[Row]:
+def check_parity(device: Device, targets: Sequence[str] = PARITY_TARGETS) -> Iterator[Row]:
     """Every arm and every variant in FP32 against plain decoding, alone and batched, prompts of unequal length.
 
     On a GPU they run Triton kernels, the arms plain torch ones as well, and what is expected comes from the latter.
@@ -82,7 +83,7 @@ def check_parity(device: Literal["cpu", "cuda"], targets: Sequence[str] = PARITY
         if target in NEEDS_WEIGHTS and checkpoint_folder(target) is None:
             yield Row("parity", target, "skipped", "its trained weights are not in this installation")
             continue
-        plain = EngineSpec(target=target, device=device, node_budget=NODE_BUDGET)
+        plain = EngineSpec(target=target, device=device, node_budget=NODE_BUDGET, oracle_quality=ORACLE_QUALITY)
         models = load_models(plain)
         requests = _requests(models)
         expected = autoregressive_outputs(plain, models, requests)
@@ -90,7 +91,7 @@ def check_parity(device: Literal["cpu", "cuda"], targets: Sequence[str] = PARITY
             yield _parity_row(f"{target} {subject}", spec, models, requests, expected)
 
 
-def out_of_reach(device: Literal["cpu", "cuda"]) -> dict[str, str]:
+def out_of_reach(device: Device) -> dict[str, str]:
     """What a device cannot run, and why: `attention=tree_triton`, `kernels=triton`."""
     choices = [(field, name) for field, table in PARTS.items() for name in table] + [("kernels", "triton")]
     specs = {f"{field}={name}": EngineSpec.model_validate({"device": device, field: name}) for field, name in choices}
@@ -142,7 +143,7 @@ def _requests(models: Models) -> list[Request]:
 
 def _parity_row(subject: str, spec: EngineSpec, models: Models, requests: list[Request], expected: Outputs) -> Row:
     truth = {index: list(tokens) for index, tokens in expected.items()} if spec.draft == "oracle" else None
-    engine = Engine(spec, models, continuations=truth, oracle_quality=ORACLE_QUALITY)
+    engine = Engine(spec, models, continuations=truth)
     logits = next_token_logits(spec, models)
     for concurrency in CONCURRENCIES:
         got = outputs_of(engine, requests, concurrency)
@@ -151,13 +152,14 @@ def _parity_row(subject: str, spec: EngineSpec, models: Models, requests: list[R
             first = verdict.divergences[0]
             where = f"concurrency {concurrency}, {first.prompt_id}, token {first.position}"
             return Row("parity", subject, "failed", f"{where}: expected {first.expected}, got {first.got}")
-    return Row("parity", subject, "ok", f"{len(requests)} prompts x {NEW_TOKENS} tokens, concurrency 1 and 4")
+    detail = f"{len(requests)} prompts x {NEW_TOKENS} tokens, concurrency {listed(CONCURRENCIES)}"
+    return Row("parity", subject, "ok", detail)
 
 
 # ------------------------------------------------------------------------------------------------------ distribution
 
 
-def check_sampling(device: Literal["cpu", "cuda"]) -> Iterator[Row]:
+def check_sampling(device: Device) -> Iterator[Row]:
     """Sampled output follows the target's law; a popular wrong acceptance rule must be found out. Runs on the CPU."""
     for arm in ("chain", "ddtree"):
         check = check_distribution(arm)
@@ -175,7 +177,7 @@ def _describe(check: DistributionCheck) -> str:
 # ------------------------------------------------------------------------------------------------------------ replay
 
 
-def check_replay(device: Literal["cpu", "cuda"]) -> Iterator[Row]:
+def check_replay(device: Device) -> Iterator[Row]:
     """Acceptance lengths of every shipped profile of blocks against those of its pair. Runs on the CPU."""
     for name, path in SHIPPED.items():
         if not path.is_file():
@@ -189,7 +191,7 @@ def check_replay(device: Literal["cpu", "cuda"]) -> Iterator[Row]:
             yield Row("replay", f"{name} {arm}", "ok" if abs(off) <= TOLERANCE else "failed", detail)
 
 
-SUITES: dict[str, Callable[[Literal["cpu", "cuda"]], Iterator[Row]]] = {
+SUITES: dict[str, Callable[[Device], Iterator[Row]]] = {
     "ops": check_ops,
     "parity": check_parity,
     "distribution": check_sampling,

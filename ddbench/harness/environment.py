@@ -15,24 +15,24 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import ddbench
 from ddbench.errors import DdbenchError
 from ddbench.records import Environment, NotMeasured
-from ddbench.spec import from_json
+from ddbench.spec import Device, from_json
+
+AnswerT = TypeVar("AnswerT")
 
 LIBRARIES = ("torch", "triton", "numpy", "pyarrow", "pydantic", "tokenizers", "safetensors")
 MOUNTED = ("kernels", "reference", "experiments")  # folders that a checkout keeps beside the package
 SOURCE_SUFFIXES = frozenset((".py", ".toml", ".j2", ".css", ".js", ".cpp", ".cu"))
 PACKAGE = Path(ddbench.__file__).resolve().parent
-# What a profiler and its target are given: a report of nsys holds every variable of its target, secrets included.
-TOOL_VARIABLES = ("PATH", "HOME", "XDG_CACHE_HOME", "LD_LIBRARY_PATH", "TMPDIR", "CUDA_VISIBLE_DEVICES", "PYTHONPATH")
 
 
-def environment_of(device: Literal["cpu", "cuda"]) -> Environment:
+def environment_of(device: Device) -> Environment:
     """The environment, without loading CUDA into this process."""
     if device == "cpu":
         return read_environment(device)
@@ -60,13 +60,7 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(PACKAGE.parent), inherited)))}
 
 
-def tool_environment() -> dict[str, str]:
-    """The few environment variables that a tool and the Python below it need; its words and numbers are C's."""
-    inherited = child_environment()
-    return {**{name: inherited[name] for name in TOOL_VARIABLES if name in inherited}, "LC_ALL": "C"}
-
-
-def read_environment(device: Literal["cpu", "cuda"]) -> Environment:
+def read_environment(device: Device) -> Environment:
     """Read everything here and now. Imports torch; on `cuda` it initialises the device."""
     import psutil
     import torch
@@ -86,8 +80,8 @@ def read_environment(device: Literal["cpu", "cuda"]) -> Environment:
         memory_bytes=psutil.virtual_memory().total,
         device=name,
         device_memory_bytes=memory,
-        driver=_driver(gpu),
-        power_cap_w=_power_cap_w(gpu),
+        driver=nvml_answer(gpu, _driver),
+        power_cap_w=nvml_answer(gpu, lambda nvml: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000),
         libraries=_libraries(),
         num_threads=torch.get_num_threads(),
         code_digest=code_digest(),
@@ -217,27 +211,21 @@ def nvml_device(device: str) -> Any | NotMeasured:
         return NotMeasured(not_measured=f"NVML: {error}")
 
 
-def _driver(gpu: Any | NotMeasured) -> str | NotMeasured:
+def nvml_answer(gpu: Any | NotMeasured, question: Callable[[Any], AnswerT]) -> AnswerT | NotMeasured:
+    """What NVML says of a GPU, or why it says nothing; the question is put to the module pynvml."""
     if isinstance(gpu, NotMeasured):
         return gpu
     import pynvml
 
     try:
-        version = pynvml.nvmlSystemGetDriverVersion()
+        return question(pynvml)
     except pynvml.NVMLError as error:
         return NotMeasured(not_measured=f"NVML: {error}")
+
+
+def _driver(nvml: Any) -> str:
+    version = nvml.nvmlSystemGetDriverVersion()
     return version.decode() if isinstance(version, bytes) else version
-
-
-def _power_cap_w(gpu: Any | NotMeasured) -> float | NotMeasured:
-    if isinstance(gpu, NotMeasured):
-        return gpu
-    import pynvml
-
-    try:
-        return pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000
-    except pynvml.NVMLError as error:
-        return NotMeasured(not_measured=f"NVML: {error}")
 
 
 if __name__ == "__main__":

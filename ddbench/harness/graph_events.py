@@ -17,6 +17,8 @@ _CURES = {
     "jit_compilations": "Triton kernels were compiled within a timed pass: raise num_rehearsals",
     "graph_captures": "graphs were captured within a timed pass: its requests did not fit what the case had reserved",
     "eager_rounds": "rounds ran op by op although graphs were asked for: their shape had not been recorded",
+    "prefill_captures": "prefills were captured within a timed pass: its prompts are longer than those reserved for",
+    "eager_prefills": "prefills ran op by op although graphs were asked for: their length had not been recorded",
 }
 
 
@@ -25,15 +27,18 @@ class GraphEvents:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._at_start = engine.parts.executor.counters()
+        self._at_start = self._counted()
         self.num_compilations = 0
 
     def counters(self) -> dict[str, int]:
         """What has happened; empty for an engine that could not have compiled or captured."""
         if self._engine.spec.kernels != "triton":
             return {}
-        now = self._engine.parts.executor.counters()
+        now = self._counted()
         return {"jit_compilations": self.num_compilations} | {name: now[name] - self._at_start[name] for name in now}
+
+    def _counted(self) -> dict[str, int]:
+        return self._engine.parts.executor.counters() | self._engine.parts.prefill.counters()
 
     def check(self) -> None:
         """Raise for the first thing that must not have happened."""

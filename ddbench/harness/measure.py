@@ -22,10 +22,11 @@ from ddbench.errors import DdbenchError
 from ddbench.harness import parity
 from ddbench.harness.capture import CAPTURES, CleanProbe, host_load, load_sample
 from ddbench.harness.graph_events import watched
+from ddbench.harness.launched import by_file, launches_seen
 from ddbench.harness.observe import count, output_digest, pass_rows, replayed
 from ddbench.harness.op_counts import count_ops
 from ddbench.harness.run import Job
-from ddbench.harness.store import CaseTables, read_table, table_schema
+from ddbench.harness.store import TABLES, CaseTables, clean_requests
 from ddbench.harness.summary import (
     Observed,
     case_costs,
@@ -38,7 +39,7 @@ from ddbench.harness.summary import (
 )
 from ddbench.harness.workload import Workload, build_workload
 from ddbench.models.weights import Models, load_models
-from ddbench.records import CaseResult, IncorrectResult, NotMeasured, OkResult, Parity, Pass, PassSummary, RequestRecord
+from ddbench.records import CaseResult, IncorrectResult, NotMeasured, OkResult, Parity, Pass, PassSummary
 from ddbench.spec import Case, EngineSpec
 
 WARMUP_TOKENS = 16  # per warm-up request at most: enough for every code path, short beside the measurement
@@ -60,7 +61,9 @@ def measure_case(job: Job, notify: Notify) -> tuple[CaseResult, CaseTables | Non
     engine = build_engine(case.engine, models, workload, case.workload.concurrency)
     notify("reserving")
     everything = all_requests(case, workload)
-    engine.reserve(everything, case.workload.concurrency, times_stages=case.capture.mode != "none")
+    launched: set[str] = set()
+    with launches_seen(case.engine, launched):
+        engine.reserve(everything, case.workload.concurrency, times_stages=case.capture.mode != "none")
     notify("parity")
     verdict = check_parity(case, models, engine, workload.measured)
     observed: list[Observed] = []
@@ -76,7 +79,8 @@ def measure_case(job: Job, notify: Notify) -> tuple[CaseResult, CaseTables | Non
         events.check()
         happened = events.counters()  # before the counting pass, whose replays are not the timed ones
         notify("counting ops")
-        op_counts = count_ops(engine, workload.measured, case.workload.concurrency)
+        with launches_seen(case.engine, launched):
+            op_counts = count_ops(engine, workload.measured, case.workload.concurrency)
         notify("checking outputs")
         verdict = parity.merged(verdict, check_outputs(job, models, workload.measured, observed[0].outputs))
     card = model_card(case.engine, models)
@@ -103,6 +107,7 @@ def measure_case(job: Job, notify: Notify) -> tuple[CaseResult, CaseTables | Non
         passes=tuple(one.summary for one in observed),
         stage_costs=case_costs(case, models, observed),
         path_used=path_used(case.engine, observed),
+        kernels_launched=by_file(launched),
         counters=count(observed[0].rows) | op_counts | happened,
         output_digest=output_digest(observed[0].outputs),
         peak_memory_bytes=peak_memory_bytes(case.engine),
@@ -124,7 +129,7 @@ def build_engine(spec: EngineSpec, models: Models, workload: Workload, concurren
         return Engine(spec, models)
     requests = (*workload.measured, *_warmup_requests(workload.warmup, concurrency))
     truth = parity.autoregressive_outputs(spec, models, requests)
-    return Engine(spec, models, continuations=truth, oracle_quality=spec.oracle_quality)
+    return Engine(spec, models, continuations=truth)
 
 
 # ------------------------------------------------------------------------------------------------------- correctness
@@ -165,8 +170,7 @@ def check_outputs(job: Job, models: Models, requests: Sequence[Request], got: pa
 
 
 def _reference_outputs(path: Path, requests: Sequence[Request]) -> dict[int, tuple[int, ...]]:
-    rows = read_table(path, table_schema(RequestRecord)).to_pylist()
-    clean = {row["request_id"]: row for row in rows if row["pass_name"] == "clean" and row["pass_index"] == 0}
+    clean = clean_requests(path)
     for request in requests:
         if clean.get(request.request_id, {}).get("prompt_id") != request.prompt_id:
             raise DdbenchError(f"the `ar` case's outputs are for other prompts than request {request.request_id}'s")
@@ -273,10 +277,4 @@ def synchronize(spec: EngineSpec) -> None:
 
 
 def _tables(observed: Sequence[Observed]) -> CaseTables:
-    tables = CaseTables()
-    for one in observed:
-        tables.requests.extend(one.rows.requests)
-        tables.rounds.extend(one.rows.rounds)
-        tables.steps.extend(one.rows.steps)
-        tables.stages.extend(one.rows.stages)
-    return tables
+    return CaseTables(**{name: [row for one in observed for row in getattr(one.rows, name)] for name in TABLES})

@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -24,6 +24,7 @@ from ddbench.spec import (
     UNUSED,
     Axis,
     Case,
+    Device,
     EngineSpec,
     ExperimentSpec,
     Record,
@@ -32,7 +33,6 @@ from ddbench.spec import (
 )
 
 RecordT = TypeVar("RecordT", bound=Record)
-Device = Literal["cpu", "cuda"]
 
 MAX_CASES = 10_000  # blocks included; a plan beyond is a slip of the pen, and would take weeks
 _READ_WITH = {

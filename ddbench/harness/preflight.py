@@ -22,7 +22,7 @@ from ddbench.models.drafter import Drafter
 from ddbench.models.shapes import DRAFTERS
 from ddbench.models.target import Target
 from ddbench.models.weights import PairShapes, check_files, is_made_on_device, pair_shapes
-from ddbench.spec import UNUSED, Case, EngineSpec
+from ddbench.spec import Case, EngineSpec
 
 GIB = 2**30
 
@@ -122,20 +122,12 @@ def _check_case(case: Case, pair: PairShapes, requests: Sequence[Request]) -> No
             "or leave it out for a recorded oracle_profile"
         )
     longest, room = max(len(request.prompt) for request in requests), pair.target.max_context
-    beside = case.workload.max_new_tokens + _rows_in_flight(facts)
+    beside = case.workload.max_new_tokens + facts.rows_in_flight
     rows = longest + beside
     if rows > room:
         num_long = sum(len(request.prompt) + beside > room for request in requests)
         raise UserError(
-            f"{case.label}: {longest} prompt tokens + {case.workload.max_new_tokens} new + {_rows_in_flight(facts)} in "
+            f"{case.label}: {longest} prompt tokens + {case.workload.max_new_tokens} new + {facts.rows_in_flight} in "
             f"flight = {rows}, more than the context of '{pair.target.name}' ({room}), for "
             f"{num_long} of {len(requests)} prompts: lower max_new_tokens or node_budget, or take shorter prompts"
         )
-
-
-def _rows_in_flight(facts: CaseFacts) -> int:
-    """Cache rows behind the anchor that a round may write: a full block and tree, and one more."""
-    if facts.spec.draft == UNUSED:
-        return 2
-    width = facts.block_size if facts.spec.tree_build == "chain" else 1 + facts.spec.node_budget
-    return max(facts.block_size, width) + 1

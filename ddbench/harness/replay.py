@@ -18,7 +18,7 @@ from ddbench.kernels.draft_topk import draft_topk
 from ddbench.kernels.tree_build import tree_build_chain, tree_build_levelwise
 
 TOLERANCE = 0.03  # of an acceptance length
-_VOCAB = 4096
+_VOCAB, _SEED = 4096, 0
 
 
 def budget_of(arm: str) -> int | None:
@@ -27,14 +27,14 @@ def budget_of(arm: str) -> int | None:
 
 
 @torch.inference_mode()
-def replayed_lengths(blocks: RecordedBlocks, seed: int = 0, vocab: int = _VOCAB) -> dict[str, float]:
+def replayed_lengths(blocks: RecordedBlocks, vocab: int = _VOCAB) -> dict[str, float]:
     """Tokens per round of the oracle in every arm of the profile's card, over answers as long as the recorded ones."""
     budgets = {arm: budget_of(arm) for arm in blocks.card.acceptance_lengths}
     num_answers, num_places, horizon = blocks.ranks.shape
-    random = torch.Generator().manual_seed(seed)
+    random = torch.Generator().manual_seed(_SEED)
     said = torch.randint(vocab, (num_answers, num_places + 1 + horizon), generator=random)
     cpu = torch.device("cpu")
-    oracle = BlockCandidates(dict(enumerate(said.tolist())), horizon, blocks, vocab, seed, cpu)
+    oracle = BlockCandidates(dict(enumerate(said.tolist())), horizon, blocks, vocab, _SEED, cpu)
     logits, rows = torch.empty(num_answers, horizon, vocab), torch.arange(num_answers)
     accepted: dict[str, list[torch.Tensor]] = {arm: [] for arm in budgets}
     for place in range(num_places):
@@ -43,7 +43,7 @@ def replayed_lengths(blocks: RecordedBlocks, seed: int = 0, vocab: int = _VOCAB)
         ahead = said[:, place + 1 : place + 2 + horizon]  # [R, L + 1]
         for arm, budget in budgets.items():
             accepted[arm].append(_num_accepted(log_probs, token_ids, ahead, budget))
-    lengths = [int(blocks.lengths[next(replayed_answers(blocks, row, seed))]) for row in range(num_answers)]
+    lengths = [int(blocks.lengths[next(replayed_answers(blocks, row, _SEED))]) for row in range(num_answers)]
     return {arm: _mean_length(torch.stack(counts, dim=1), lengths) for arm, counts in accepted.items()}
 
 

@@ -5,6 +5,7 @@ Between `cli.py` and `plan.py`; what is wrong with the words is a UserError that
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any, get_args
 
@@ -87,5 +88,17 @@ def _axes(concurrency: str | None, workload: str | None, sets: Sequence[str]) ->
         name, equals, values = text.partition("=")
         if not equals:
             raise UserError(f"--set: expected AXIS=VALUE[,VALUE...], got {shown(text)}")
+        _refuse_several(text)
         axes.append(parse_axis(name.strip(), values))
     return axes
+
+
+def _refuse_several(text: str) -> None:
+    """`a=1,b=2`: a value that looks like an axis of its own."""
+    apart: list[str] = []
+    for part in text.split(","):
+        is_axis = part.partition("=")[0].strip().isidentifier() and "=" in part
+        apart = [*apart, part.strip()] if is_axis or not apart else [*apart[:-1], f"{apart[-1]},{part.strip()}"]
+    if len(apart) > 1:
+        instead = " ".join(f"--set {shlex.quote(one)}" for one in apart)
+        raise UserError(f"--set {shown(text)} holds {len(apart)} axes: each takes its own: {instead}")

@@ -71,10 +71,7 @@ def run_case(
         job_file = folder / "job.json"
         job_file.write_text(json.dumps(without_unset_additions(job)), encoding="utf-8")
         ending = supervise((*command, str(job_file), str(folder)), case.capture.timeout_s, on_phase)
-        if ending.exit_code == 0 and (folder / "result.json").is_file():
-            result = _read(folder, case_id, case, started_at, ending)
-        else:
-            result = _failure(ending, case_id, case, started_at)
+        result = _result(folder, job, started_at, ending)
         if isinstance(result, FailedResult):
             changes = {"log_tail": scrubbed(ending.log_tail), "seconds": ending.seconds}
             result = result.model_copy(update=changes)
@@ -86,35 +83,32 @@ def run_case(
     return result
 
 
-def _read(folder: Path, case_id: str, case: Case, started_at: str, ending: Ending) -> CaseResult:
-    """What the process has written. Another version's worker may write what this one does not understand."""
-    try:
-        return read_result(folder, case_id)
-    except SchemaError as error:
-        reason = f"its process wrote a result that cannot be read: {str(error).rpartition('/')[2]}"
-        return FailedResult(
-            case_id=case_id, case=case, started_at=started_at, seconds=ending.seconds, outcome="error", reason=reason
-        )
+def _result(folder: Path, job: Job, started_at: str, ending: Ending) -> CaseResult:
+    """What the process has written, or how it ended without."""
+    outcome, reason = _failure(ending, job.case.capture.timeout_s)
+    if ending.exit_code == 0 and (folder / "result.json").is_file():
+        try:
+            return read_result(folder, job.case_id)
+        except SchemaError as error:  # another version's worker may write what this one does not understand
+            fault = str(error).rpartition("/")[2]
+            outcome, reason = "error", f"its process wrote a result that cannot be read: {fault}"
+    return FailedResult(
+        case_id=job.case_id, case=job.case, started_at=started_at, seconds=ending.seconds,
+        outcome=outcome, reason=reason,
+    )  # fmt: skip
 
 
-def _failure(ending: Ending, case_id: str, case: Case, started_at: str) -> FailedResult:
-    outcome: Literal["timeout", "crash"]
+def _failure(ending: Ending, timeout_s: int) -> tuple[Literal["timeout", "crash", "error"], str]:
+    """What it means that a process ended so and left no result."""
     if ending.exit_code is None:
-        outcome, reason = (
-            "timeout",
-            f"not finished after {case.capture.timeout_s} s: raise timeout_s or shrink the case",
-        )
-    elif ending.exit_code < 0:
+        return "timeout", f"not finished after {timeout_s} s: raise timeout_s or shrink the case"
+    if ending.exit_code < 0:
         name = _signal_name(-ending.exit_code)
         hint = ", as the system does when memory runs out" if name == "SIGKILL" else ""
-        outcome, reason = "crash", f"the case's process was killed by {name}{hint}"
-    else:
-        last = scrubbed(ending.log_tail).rpartition("\n")[2].strip()
-        outcome, reason = "crash", f"the case's process ended with exit code {ending.exit_code} and left no result"
-        reason += f" ({last})" if last else ""
-    return FailedResult(
-        case_id=case_id, case=case, started_at=started_at, seconds=ending.seconds, outcome=outcome, reason=reason
-    )  # fmt: skip
+        return "crash", f"the case's process was killed by {name}{hint}"
+    last = scrubbed(ending.log_tail).rpartition("\n")[2].strip()
+    why = f" ({last})" if last else ""
+    return "crash", f"the case's process ended with exit code {ending.exit_code} and left no result{why}"
 
 
 def _signal_name(number: int) -> str:

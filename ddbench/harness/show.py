@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ddbench.harness.plan import Plan
 from ddbench.harness.profilers.drive import fault_before, tools_of
-from ddbench.spec import ARMS, PART_FIELDS, CaptureSpec, EngineSpec, WorkloadSpec
+from ddbench.spec import ARMS, AXIS_MODELS, PART_FIELDS, EngineSpec
 
 if TYPE_CHECKING:
     from ddbench.harness.check import Row
@@ -83,7 +83,7 @@ def _experiments_table() -> Table:
 
 def _axes_table() -> Table:
     table = _table("Axes (--set AXIS=VALUE[,VALUE...])", "of", "axis", "default", "what it is")
-    for owner, model in (("engine", EngineSpec), ("workload", WorkloadSpec), ("capture", CaptureSpec)):
+    for owner, model in AXIS_MODELS.items():
         names = [name for name in model.model_fields if name not in (*PART_FIELDS, "device")]
         for number, name in enumerate(names):
             info = model.model_fields[name]

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from ddbench.errors import SchemaError, UserError, did_you_mean
 from ddbench.records import (
+    MANIFEST_CURE,
     CaseResult,
     Environment,
     FailedResult,
@@ -98,7 +99,8 @@ class RunFolder:
 
     def missing(self) -> tuple[str, ...]:
         """Cases that a resumed run has to execute: without a result, damaged, or failed in their process."""
-        readable = [case_id for case_id in self.done if case_id not in self.damaged()]
+        damaged = self.damaged()
+        readable = [case_id for case_id in self.done if case_id not in damaged]
         done = {case_id for case_id in readable if not isinstance(self.result(case_id), FailedResult)}
         return tuple(case_id for case_id in self.manifest.case_ids if case_id not in done)
 
@@ -169,7 +171,7 @@ def open_run(path: Path) -> RunFolder:
     """A run folder to read."""
     check_run_folder(path)
     file = path / "manifest.json"
-    manifest = from_json(Manifest, read_text(file), str(file))
+    manifest = from_json(Manifest, read_text(file), str(file), MANIFEST_CURE)
     expected = Manifest.model_fields["schema_version"].default
     if manifest.schema_version != expected:
         raise SchemaError(
@@ -177,7 +179,8 @@ def open_run(path: Path) -> RunFolder:
             f"use ddbench {manifest.ddbench_version}, or start a new run"
         )
     if manifest.cases and len(manifest.cases) != len(manifest.case_ids):
-        raise SchemaError(f"{file}: {len(manifest.case_ids)} case ids for {len(manifest.cases)} cases: damaged")
+        wrong = f"{len(manifest.case_ids)} case ids for {len(manifest.cases)} cases"
+        raise SchemaError(f"{file}: {wrong}: damaged: {MANIFEST_CURE}")
     if (path / "cases").exists() and not (path / "cases").is_dir():
         raise SchemaError(f"{path / 'cases'}: expected a folder, got a file: damaged")
     return RunFolder(path, manifest)
@@ -262,6 +265,12 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
         return table.select(schema.names).cast(schema)
     except (ValueError, pa.ArrowException) as error:
         raise SchemaError(f"{path}: columns of another type: {_first_line(error)}") from error
+
+
+def clean_requests(path: Path) -> dict[int, dict[str, Any]]:
+    """Rows of the first clean pass in a case's requests.parquet, by request id."""
+    rows = read_table(path, table_schema(RequestRecord)).to_pylist()
+    return {row["request_id"]: row for row in rows if row["pass_name"] == "clean" and row["pass_index"] == 0}
 
 
 def _first_line(error: Exception) -> str:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import psutil
 import torch
@@ -21,17 +20,14 @@ from ddbench.engine.types import CaseFacts
 from ddbench.errors import DdbenchError
 from ddbench.harness.costs import stage_costs
 from ddbench.harness.observe import PassRows, count, typical_round
-from ddbench.models.weights import Models
-from ddbench.records import BUSY_HOST, ModelCard, PassSummary, PromptCard, StageCost
+from ddbench.models.weights import DRAFTERLESS, Models
+from ddbench.records import BUSY_HOST, Acceptance, ModelCard, PassSummary, PromptCard, StageCost
 from ddbench.spec import PART_FIELDS, UNUSED, Case, EngineSpec
 
 REPETITIVE = 0.5  # share of repeated 4-grams from which an output counts as degenerate
 SETTLED = 0.05  # a warm-up run that gains less on the one before it ends the warm-up
 COLD = 0.15  # the clean pass took so much longer than the attributed one: it paid for first uses
 FEW_ROUNDS = 20  # too few to say that a draft never helps
-DRAFTER_DRAFTS = ("dflash", "oracle", "random")  # drafts that run the drafter model
-
-AcceptanceKind = Literal["measured", "replayed", "random_drafter", "random_weights", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +41,7 @@ class Observed:
 
 def model_card(spec: EngineSpec, models: Models) -> ModelCard:
     """Which weights ran, and what an acceptance length of theirs is worth."""
-    facts, has_drafter = models.facts, spec.draft in DRAFTER_DRAFTS
+    facts, has_drafter = models.facts, spec.draft not in DRAFTERLESS
     shape = models.drafter.shape
     return ModelCard(
         target=facts.target,
@@ -54,14 +50,14 @@ def model_card(spec: EngineSpec, models: Models) -> ModelCard:
         drafter_digest=facts.drafter_digest if has_drafter else UNUSED,
         block_size=None if spec.draft == UNUSED else CaseFacts(spec, models.target.shape, shape).block_size,
         trained_block_size=shape.block_size if has_drafter else None,
-        acceptance=_acceptance_kind(spec, facts.has_trained_weights),
+        acceptance=_acceptance(spec, facts.has_trained_weights),
         num_target_parameters=facts.num_target_parameters,
         num_drafter_parameters=facts.num_drafter_parameters if has_drafter else 0,
     )
 
 
-def _acceptance_kind(spec: EngineSpec, has_trained_weights: bool) -> AcceptanceKind:
-    special: dict[str, AcceptanceKind] = {UNUSED: "none", "oracle": "replayed", "random": "random_drafter"}
+def _acceptance(spec: EngineSpec, has_trained_weights: bool) -> Acceptance:
+    special: dict[str, Acceptance] = {UNUSED: "none", "oracle": "replayed", "random": "random_drafter"}
     return special.get(spec.draft, "measured" if has_trained_weights else "random_weights")
 
 
@@ -71,7 +67,7 @@ def case_costs(case: Case, models: Models, observed: Sequence[Observed]) -> tupl
     if not clean.rounds:
         return ()
     drafter = models.drafter.shape
-    block = (spec.block_size or drafter.block_size) if spec.draft in DRAFTER_DRAFTS else 0
+    block = 0 if spec.draft in DRAFTERLESS else (spec.block_size or drafter.block_size)
     sampled = {sample.stage for one in observed for sample in one.rows.stages}
     return stage_costs(
         models.target.shape,
@@ -124,6 +120,7 @@ def warnings_of(
     applying = [text for text, applies in texts.items() if applies]
     return (
         *applying,
+        *_plain_ops(clean.rows.paths),
         *_prompt_warnings(card, prompts),
         *_warmth_warnings(observed, warmup_ns),
         *_load_warnings(observed),
@@ -136,6 +133,14 @@ def replayed_from(spec: EngineSpec) -> str:
         return "the oracle_quality asked for"
     digest = profile_digest(spec)
     return f"the recorded profile '{Path(spec.oracle_profile).name}'" + (f" ({digest})" if digest else "")
+
+
+def _plain_ops(paths: Mapping[str, str]) -> Iterator[str]:
+    """Ops that did not run as the set of kernels that the case is called by."""
+    for part, path in sorted(paths.items()):
+        if part.startswith("kernels."):
+            op = part.removeprefix("kernels.")
+            yield f"{op} ran in plain {path}: kernels '{paths['kernels']}' have nothing for this model's form of it"
 
 
 def _prompt_warnings(card: ModelCard, prompts: PromptCard | None) -> list[str]:

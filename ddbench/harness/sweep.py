@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
 
 from rich.console import Console
 
@@ -31,7 +30,8 @@ from ddbench.harness.progress import SweepDisplay, escaped
 from ddbench.harness.run import WORKER, Job, run_case
 from ddbench.harness.store import RunFolder, case_id, create_run, open_run, run_id
 from ddbench.records import CaseResult, Environment, Manifest, OkResult
-from ddbench.spec import Case, EngineSpec, ExperimentSpec
+from ddbench.spec import Case, Device, EngineSpec, ExperimentSpec
+from ddbench.wheels import sha256_of
 
 
 @dataclass(slots=True)
@@ -103,22 +103,18 @@ def find_experiment(name: str) -> ExperimentSpec:
 # ------------------------------------------------------------------------------------------------------ whole sweeps
 
 
-def run_plan(
-    plan: Plan, out: Path, console: Console, command: Sequence[str] = WORKER, lock_folder: Path | None = None
-) -> tuple[RunFolder, Tally]:
+def run_plan(plan: Plan, out: Path, console: Console, lock_folder: Path | None = None) -> tuple[RunFolder, Tally]:
     """A new run, from its folder to its last case."""
     with _held(plan.experiment, lock_folder):
         run = new_run(plan, out)
-        return run, execute(run, console, command, CEILINGS)
+        return run, execute(run, console, WORKER, CEILINGS)
 
 
-def resume(
-    path: Path, console: Console, command: Sequence[str] = WORKER, lock_folder: Path | None = None
-) -> tuple[RunFolder, Tally]:
+def resume(path: Path, console: Console, lock_folder: Path | None = None) -> tuple[RunFolder, Tally]:
     """The rest of a run. Nothing in its folder is touched before the device is ours: the run may still be going."""
     with _held(open_run(path).manifest.experiment, lock_folder):
         run = resumed_run(path)
-        return run, execute(run, console, command, CEILINGS)
+        return run, execute(run, console, WORKER, CEILINGS)
 
 
 def _held(experiment: ExperimentSpec, lock_folder: Path | None) -> AbstractContextManager[None]:
@@ -168,7 +164,7 @@ def resumed_run(path: Path) -> RunFolder:
     return as_it_was(run, environment_of(device_of(run)))
 
 
-def device_of(run: RunFolder) -> Literal["cpu", "cuda"]:
+def device_of(run: RunFolder) -> Device:
     """The device of a run that can be resumed, which must be here."""
     if not run.manifest.cases:
         raise SchemaError(f"{run.path}: its manifest does not hold the cases: it cannot be resumed, start a new run")
@@ -203,14 +199,26 @@ def _differences(then: Environment, now: Environment) -> str:
 
 
 def case_ids(cases: Sequence[Case], environment: Environment) -> tuple[str, ...]:
-    """The content address of every case, its prompts included; weights are read once per pair of models."""
-    digests = {case.engine: "" for case in cases}
+    """The content address of every case: its weights, the profile that it replays and its prompts included.
+
+    Weights are read once per pair of models.
+    """
+    from ddbench.engine.profiles import profile_digest
+    from ddbench.harness.workload import prompts_digest
+    from ddbench.models.weights import checkpoint_folder
+
+    digests: dict[EngineSpec, str] = {}
     known: dict[tuple[str, str | None, int], str] = {}
-    for engine in digests:
+    for engine in dict.fromkeys(case.engine for case in cases):
         pair = (engine.target, engine.drafter, engine.seed)
-        digests[engine] = known[pair] if pair in known else known.setdefault(pair, models_digest(engine))
-        digests[engine] += _profile_digest(engine)
-    return tuple(case_id(case_key(case), digests[case.engine] + _prompts_digest(case), environment) for case in cases)
+        if pair not in known:
+            known[pair] = models_digest(engine)
+        digests[engine] = known[pair] + profile_digest(engine)
+    found = []
+    for case in cases:
+        prompts = prompts_digest(case.workload, checkpoint_folder(case.engine.target))
+        found.append(case_id(case_key(case), digests[case.engine] + prompts, environment))
+    return tuple(found)
 
 
 def models_digest(engine: EngineSpec) -> str:
@@ -225,29 +233,8 @@ def models_digest(engine: EngineSpec) -> str:
     drafter = folder if engine.drafter is None else Path(engine.drafter)
     names = ("config.json", "tokenizer.json", "prompts.jsonl", "target.safetensors")
     files = [*(folder / name for name in names), drafter / "config.json", drafter / "drafter.safetensors"]
-    return hashlib.sha256("".join(_file_digest(file) for file in files).encode()).hexdigest()
-
-
-def _profile_digest(engine: EngineSpec) -> str:
-    """Of the file of blocks that an oracle replays, so that a file written anew is another case."""
-    from ddbench.engine.profiles import profile_digest
-
-    return profile_digest(engine)
-
-
-def _prompts_digest(case: Case) -> str:
-    """Of a standard set and how the target is given it; other prompts come with the weights or from a seed."""
-    from ddbench.harness.workload import prompts_digest
-    from ddbench.models.weights import checkpoint_folder
-
-    return prompts_digest(case.workload, checkpoint_folder(case.engine.target))
-
-
-def _file_digest(path: Path) -> str:
-    if not path.is_file():
-        return "absent"
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    digests = (sha256_of(file) if file.is_file() else "absent" for file in files)
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 # ---------------------------------------------------------------------------------------------------------- execution

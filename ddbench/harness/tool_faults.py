@@ -118,20 +118,22 @@ NSYS_FAULTS = (
     ),
 )
 
-# Of `--gpu-metrics-devices` alone: the capture can be had without them.
+# Of `--gpu-metrics-devices` alone: the capture can be had without them. The option's own name says nothing: nsys, and
+# whoever shows a command, print it back whatever went wrong.
 METRICS_FAULTS = (
     ToolFault(
         "no_permission", r"ERR_NVGPUCTRPERM|insufficient privilege", "no permission for GPU counters", PERMISSION_CURE
     ),
     ToolFault(
         "busy",
-        r"already under profiling|gpu.metrics.*(?:in use|already)",
+        r"already under profiling|(?<!-)gpu[ -]metrics\b.*\b(?:in use|already)",
         "another program samples the GPU",
         "stop it (DCGM: dcgmi profile --pause, or its exporter), then capture again",
     ),
     ToolFault(
         "unsupported",
-        r"None of the installed GPUs are supported|gpu.metrics.*not supported|gpu-metrics",
+        r"None of the installed GPUs are supported|(?<!-)gpu[ -]metrics\b.*(?:not supported|unsupported)"
+        r"|(?:illegal|unrecogni[sz]ed|unknown|invalid)\b[^\n=]*--gpu-metrics-",
         "this nsys cannot sample this GPU",
         "use an nsys as new as the GPU",
     ),

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddbench.harness.environment import child_environment, tool_environment
+from ddbench.harness.environment import child_environment
 
 SHORT_S, LONG_S = 30, 300  # a question; a program that starts torch below a profiler
 # Below the root, newest first; Nsight Compute brings a complete nsys along.
@@ -31,6 +31,8 @@ PLACES = {"nsys": NSYS_PLACES, "ncu": NCU_PLACES}
 NSYS_CURE = "install Nsight Systems (NVIDIA's package nsight-systems-cli) or Nsight Compute, which has an nsys inside"
 NCU_CURE = "install Nsight Compute (NVIDIA's package nsight-compute), which comes with the CUDA toolkit"
 ROOT = Path("/")
+# What a profiler and its target are given: a report of nsys holds every variable of its target, secrets included.
+TOOL_VARIABLES = ("PATH", "HOME", "XDG_CACHE_HOME", "LD_LIBRARY_PATH", "TMPDIR", "CUDA_VISIBLE_DEVICES", "PYTHONPATH")
 # What decides how torch, CUDA and Triton compute, compile and find each other: a case under a tool is the same case.
 CASE_VARIABLES = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_HOME", "CUDA_PATH", "CUDA_DEVICE_ORDER", "CUDA_CACHE_PATH"),
@@ -48,21 +50,29 @@ class Ran:
     output: str  # both streams
 
     @property
+    def lines(self) -> list[str]:
+        """What it has to say for itself, at least one line."""
+        said = [line.strip() for line in self.output.splitlines() if line.strip()]
+        return said or [f"exit code {self.code}"]
+
+    @property
     def first_line(self) -> str:
-        """What it has to say for itself, on one line."""
-        lines = [line.strip() for line in self.output.splitlines() if line.strip()]
-        return lines[0] if lines else f"exit code {self.code}"
+        return self.lines[0]
 
     @property
     def last_line(self) -> str:
-        lines = [line.strip() for line in self.output.splitlines() if line.strip()]
-        return lines[-1] if lines else f"exit code {self.code}"
+        return self.lines[-1]
+
+
+def tool_environment(more: Sequence[str] = ()) -> dict[str, str]:
+    """The few environment variables that a tool and the Python below it need; its words and numbers are C's."""
+    inherited = child_environment()
+    return {**{name: inherited[name] for name in (*TOOL_VARIABLES, *more) if name in inherited}, "LC_ALL": "C"}
 
 
 def case_environment() -> dict[str, str]:
-    """Variables for a tool and the case below it: a report of nsys holds every one of them, so no others."""
-    inherited = child_environment()
-    return {**{name: inherited[name] for name in CASE_VARIABLES if name in inherited}, **tool_environment()}
+    """Variables for a tool and the case below it."""
+    return tool_environment(CASE_VARIABLES)
 
 
 def run(

@@ -229,6 +229,13 @@ def kernel_set(name: str) -> KernelSet:
     return TORCH if name == TORCH.name else triton_set()
 
 
+def plain_ops(module: nn.Module, kernels: KernelSet) -> tuple[str, ...]:
+    """Ops that a model runs in plain torch whatever the set is, which has nothing for the form that it needs."""
+    if kernels is TORCH:
+        return ()
+    return tuple(sorted({op for child in module.modules() for op in getattr(child, "plain_ops", ())}))
+
+
 def use_kernels(module: nn.Module, kernels: KernelSet) -> None:
     """Let every layer of a model run this set; layers start with plain torch, and with their projections apart."""
     is_on_gpu = any(parameter.is_cuda for parameter in module.parameters())

@@ -24,6 +24,7 @@ from ddbench.errors import CheckpointError, did_you_mean
 from ddbench.models.drafter import Drafter
 from ddbench.models.shapes import DRAFTERS, DrafterShape, TargetShape
 from ddbench.models.target import Target
+from ddbench.spec import first_message
 
 ShapeT = TypeVar("ShapeT", bound=BaseModel)
 
@@ -53,13 +54,10 @@ def _shape(kind: type[ShapeT], data: Any, part: str, path: Path) -> ShapeT:
     try:
         return kind(**data[part])
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(piece) for piece in (part, *first["loc"]))
+        first, complaint = error.errors()[0], first_message(error)
         if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
-            hint = did_you_mean(str(first["loc"][0]), kind.model_fields)
-            raise CheckpointError(f"{path}: {where}: unknown key; {hint}") from error
-        got = "" if first["type"] in ("missing", "value_error") else f", got {first['input']!r}"
-        raise CheckpointError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}{got}") from error
+            complaint += f"; {did_you_mean(str(first['loc'][0]), kind.model_fields)}"
+        raise CheckpointError(f"{path}: {part}{'.' if first['loc'] else ': '}{complaint}") from error
 
 
 def check_pair(target: TargetShape, drafter: DrafterShape, where: str) -> None:

@@ -87,9 +87,14 @@ class MoE(FixedPrecision):
         self.shared = SwiGLU(hidden, shape.num_shared * shape.expert_width)
         self.side_stream: torch.cuda.Stream | None = None  # on a GPU: what the shared experts run on beside the others
 
+    @property
+    def plain_ops(self) -> tuple[str, ...]:
+        """Ops of a kernel set that are plain torch here: no set has a routing that is limited to groups."""
+        return ("moe_route",) if self.shape.num_groups > 1 else ()
+
     def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x [T, M] -> (expert ids [T, k], weights [T, k] fp32)."""
-        if self.shape.num_groups > 1:  # no kernel set has a fused one
+        if self.shape.num_groups > 1:  # see `plain_ops`
             return grouped_route(x, self.gate, self.bias, self.shape)
         return self.kernels.moe_route(x, self.gate, self.bias, self.shape.top_k, self.shape.routed_scaling)
 

@@ -2,8 +2,8 @@
 
 For named shapes of billions of parameters, whose values are made anew in every case's process: a host copy of a rank of
 Kimi-K2.6 would be 95 GiB and take minutes. Every tensor depends on the seed, its name and the kind of device (a GPU's
-generator draws other numbers than a CPU's), not on the tensors around it. `weights.randomize` is the way for small
-shapes, whose weights have to be the same everywhere.
+generator draws other numbers than a CPU's), not on the tensors around it. `randomize` is the way for small shapes,
+whose weights have to be the same everywhere: it draws on the host, in fp32.
 
 The successor is planted: where embedding and head are apart, the head's row of token t+1 holds a copy of the embedding
 of token t beside its noise. What a layer adds to the residual stream is damped, so that the stream keeps the embedding
@@ -20,6 +20,7 @@ import zlib
 import torch
 from torch import nn
 
+from ddbench.kernels import int4
 from ddbench.models.drafter import Drafter
 from ddbench.models.layers import FixedPrecision, RotaryTable
 from ddbench.models.moe import RoutedExperts
@@ -79,7 +80,7 @@ def fill(module: nn.Module, seed: int) -> None:
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if name.endswith((".cos", ".sin")):
             continue
-        generator = torch.Generator(tensor.device).manual_seed(seed * 1_000_003 + zlib.crc32(name.encode()))
+        generator = torch.Generator(tensor.device).manual_seed(_tensor_seed(seed, name))
         if id(tensor) in packed:
             tensor.random_(-(2**31), 2**31, generator=generator)
         elif name.endswith("norm.weight"):
@@ -88,6 +89,10 @@ def fill(module: nn.Module, seed: int) -> None:
             tensor.normal_(0.0, 0.01, generator=generator)
         else:
             tensor.normal_(0.0, _deviation(module, name, tensor), generator=generator)
+
+
+def _tensor_seed(seed: int, name: str) -> int:
+    return seed * 1_000_003 + zlib.crc32(name.encode())
 
 
 def _packed(module: nn.Module) -> list[torch.Tensor]:
@@ -114,3 +119,33 @@ def plant_successor(target: Target) -> None:
     scale = target.shape.hidden**-0.5
     head[1:].add_(embedding[:-1], alpha=scale)
     head[:1].add_(embedding[-1:], alpha=scale)
+
+
+# ---------------------------------------------------------------------------------------------- small, on the host
+
+
+def randomize(module: nn.Module, seed: int) -> None:
+    """Fill weights in place, each from its own name and the seed: variance 1/fan-in, norms near one."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        generator = torch.Generator().manual_seed(_tensor_seed(seed, name))
+        values = torch.randn(tensor.shape, generator=generator)
+        if name.endswith("norm.weight"):
+            tensor.data.copy_(1 + 0.1 * values)
+        elif name.endswith(".bias"):
+            tensor.data.copy_(0.01 * values)
+        elif tensor.is_floating_point() and not name.endswith(("_scales", "cos", "sin")):
+            tensor.data.copy_(values * (1.0 if "embedding" in name else tensor.shape[-1] ** -0.5))
+    for name, child in module.named_modules():
+        if isinstance(child, RoutedExperts) and child.is_packed:
+            _randomize_packed(child, _tensor_seed(seed, name))
+
+
+def _randomize_packed(experts: RoutedExperts, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for name in ("gate_up", "down"):
+        packed, scales = getattr(experts, f"{name}_packed"), getattr(experts, f"{name}_scales")
+        columns = packed.shape[-1] * 8
+        weights = torch.randn(*packed.shape[:-1], columns, generator=generator) * columns**-0.5
+        words, new_scales = int4.quantize(weights, experts.shape.group_size)
+        packed.copy_(words)
+        scales.copy_(new_scales)

@@ -223,11 +223,6 @@ class DrafterShape(_Shape):
         _check_rotary(self.rope.rotary_dim, self.head_dim)
         return self
 
-    @property
-    def draft_horizon(self) -> int:
-        """Drafted positions per block, the depth limit of the tree."""
-        return self.block_size - 1
-
     def window(self, layer: int) -> int | None:
         """Sliding window of a layer in tokens, the query itself included; None for full attention."""
         return self.sliding_window if self.layer_types and self.layer_types[layer] == "sliding_attention" else None

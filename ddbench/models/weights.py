@@ -7,7 +7,6 @@ A folder is one of the lab's own (`lab_format.py`), with a drafter beside the ta
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -16,41 +15,24 @@ import torch
 from torch import nn
 
 from ddbench.errors import UserError, did_you_mean
-from ddbench.kernels import int4
 from ddbench.models.checkpoints import published
 from ddbench.models.checkpoints.digests import files_digest
 from ddbench.models.checkpoints.fetchable import FETCHABLE, fetched_folder, require_fetched
 from ddbench.models.drafter import Drafter
-from ddbench.models.lab_format import check_pair, load_strict, read_shapes, save_pair, shapes_from
+from ddbench.models.lab_format import check_pair, load_strict, read_shapes
 from ddbench.models.moe import RoutedExperts
-from ddbench.models.random_weights import has_planted_successor, random_pair
-from ddbench.models.shapes import DRAFTERS, TARGETS, DrafterShape, RopeShape, TargetShape
+from ddbench.models.random_weights import has_planted_successor, random_pair, randomize
+from ddbench.models.shapes import (
+    DRAFTERS,
+    TARGETS,
+    DrafterShape,
+    RopeShape,
+    TargetShape,
+    drafter_shape,
+    target_shape,
+)
 from ddbench.models.target import Target
 from ddbench.spec import UNUSED, EngineSpec
-
-__all__ = [
-    "PRETRAINED",
-    "ModelFacts",
-    "Models",
-    "PairShapes",
-    "check_files",
-    "check_pair",
-    "checkpoint_folder",
-    "count_parameters",
-    "dequantize_experts",
-    "is_made_on_device",
-    "load_models",
-    "load_strict",
-    "pair_shapes",
-    "published_digest",
-    "random_models",
-    "random_models_on",
-    "randomize",
-    "read_shapes",
-    "save_pair",
-    "shapes_from",
-    "target_names",
-]
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -228,22 +210,26 @@ def random_models(target: str, *, seed: int = 0, dtype: torch.dtype = torch.floa
 
     Small ones are the same on every device. Large ones for a GPU are made there (`random_models_on`): other values.
     """
-    if target not in TARGETS:
-        raise UserError(f"unknown target '{target}': {did_you_mean(target, TARGETS)}")
-    if target not in DRAFTERS:
-        raise UserError(f"target '{target}' has no drafter shape: {did_you_mean(target, DRAFTERS)}")
-    target_shape, drafter_shape = TARGETS[target], DRAFTERS[target]
-    if is_made_on_device(target_shape, device):
-        return random_models_on(torch.device(device), target_shape, drafter_shape, seed=seed, dtype=dtype)
-    model = Target(target_shape, drafter_shape.target_layer_ids)
-    drafter = Drafter(drafter_shape, target_shape.max_context)
-    for module, offset in ((model, 0), (drafter, 1)):
+    shape, own = target_shape(target), drafter_shape(target)
+    if is_made_on_device(shape, device):
+        return random_models_on(torch.device(device), shape, own, seed=seed, dtype=dtype)
+    return random_models_of(shape, own, seed=seed, dtype=dtype, device=device)
+
+
+def random_models_of(
+    target: TargetShape,
+    drafter: DrafterShape,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+) -> Models:
+    """Seeded random weights for any pair of shapes, made on the host: the same on every device."""
+    model, drafter_model = Target(target, drafter.target_layer_ids), Drafter(drafter, target.max_context)
+    for module, offset in ((model, 0), (drafter_model, 1)):
         randomize(module, seed * 2 + offset)
-    digest = f"random-seed-{seed}"
-    facts = ModelFacts(
-        target, digest, drafter_shape.name, digest, False, count_parameters(model), count_parameters(drafter)
-    )
-    return Models(_ready(model, dtype, device), _ready(drafter, dtype, device), facts, None)
+    facts = _random_facts(model, drafter_model, f"random-seed-{seed}", f"random-seed-{seed}")
+    return Models(_ready(model, dtype, device), _ready(drafter_model, dtype, device), facts, None)
 
 
 def is_made_on_device(shape: TargetShape, device: str) -> bool:
@@ -263,47 +249,17 @@ def random_models_on(
     """
     model, drafter_model = random_pair(target, drafter, seed=seed, dtype=dtype, device=device)
     digest = f"random-seed-{seed}-{device.type}"
-    facts = ModelFacts(
-        target.name,
-        f"{digest}-successor" if has_planted_successor(target) else digest,
-        drafter.name,
-        digest,
-        False,
-        count_parameters(model),
-        count_parameters(drafter_model),
-    )
-    return Models(model, drafter_model, facts, None)
+    target_digest = f"{digest}-successor" if has_planted_successor(target) else digest
+    return Models(model, drafter_model, _random_facts(model, drafter_model, target_digest, digest), None)
+
+
+def _random_facts(target: Target, drafter: Drafter, target_digest: str, drafter_digest: str) -> ModelFacts:
+    names, sizes = (target.shape.name, drafter.shape.name), (count_parameters(target), count_parameters(drafter))
+    return ModelFacts(names[0], target_digest, names[1], drafter_digest, False, *sizes)
 
 
 def _ready(module: ModuleT, dtype: torch.dtype, device: str | torch.device) -> ModuleT:
     return module.to(device=device, dtype=dtype).requires_grad_(False).eval()
-
-
-def randomize(module: nn.Module, seed: int) -> None:
-    """Fill weights in place, each from its own name and the seed: variance 1/fan-in, norms near one."""
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + zlib.crc32(name.encode()))
-        values = torch.randn(tensor.shape, generator=generator)
-        if name.endswith("norm.weight"):
-            tensor.data.copy_(1 + 0.1 * values)
-        elif name.endswith(".bias"):
-            tensor.data.copy_(0.01 * values)
-        elif tensor.is_floating_point() and not name.endswith(("_scales", "cos", "sin")):
-            tensor.data.copy_(values * (1.0 if "embedding" in name else tensor.shape[-1] ** -0.5))
-    for name, child in module.named_modules():
-        if isinstance(child, RoutedExperts) and child.is_packed:
-            _randomize_packed(child, seed * 1_000_003 + zlib.crc32(name.encode()))
-
-
-def _randomize_packed(experts: RoutedExperts, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for name in ("gate_up", "down"):
-        packed, scales = getattr(experts, f"{name}_packed"), getattr(experts, f"{name}_scales")
-        columns = packed.shape[-1] * 8
-        weights = torch.randn(*packed.shape[:-1], columns, generator=generator) * columns**-0.5
-        words, new_scales = int4.quantize(weights, experts.shape.group_size)
-        packed.copy_(words)
-        scales.copy_(new_scales)
 
 
 # --------------------------------------------------------------------------------------------------- checkpoints

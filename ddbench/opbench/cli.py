@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddbench.commands import Folder
+from ddbench.commands import Folder, complain, named
 from ddbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ OUT = Path("ops")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: a GPU where there is one.")
 @click.option("--quick", is_flag=True, help="Tiny shapes, few samples; what a CPU does unless shapes are named.")
 @click.option("--full", is_flag=True, help="Every context, tree size and batch.")
+@click.option("--ours", is_flag=True, help="Only what a gate holds: our kernels, and torch's where we have none.")
 @click.option("--dry-run", is_flag=True, help="Show what would be measured and stop.")
 @click.option(
     "--format",
@@ -39,6 +40,7 @@ def bench_ops_command(
     device: str | None,
     quick: bool,
     full: bool,
+    ours: bool,
     dry_run: bool,
     formats: str,
     out: Path,
@@ -55,6 +57,7 @@ def bench_ops_command(
       ddbench bench-ops --op tree_attention,mla_tree_attention --full
       ddbench bench-ops --op materialize_kv --shape kimi-k2.6-t8 --implementation triton
       ddbench bench-ops --quick --device cpu --out ops
+      ddbench bench-ops --ours --out now
     """
     from rich.console import Console
 
@@ -67,20 +70,16 @@ def bench_ops_command(
     place = default_device(device)  # type: ignore[arg-type]
     is_quick = quick or (place == "cpu" and not full and shapes is None)
     tier: Tier = "quick" if is_quick else "full" if full else "default"
-    asked = Selection(tier, _names("op", ops), _names("shape", shapes), _names("implementation", implementations))
+    words = (named("op", ops), named("shape", shapes), named("implementation", implementations))
+    asked = Selection(tier, *words, ours_on=place if ours else None)
     console = Console()
     if dry_run:
         show_points(console, asked.points(), place)
         return
-    file, paths = bench_ops(console, asked, place, out, _names("format", formats))
+    file, paths = bench_ops(console, asked, place, out, named("format", formats))
     for path in paths:
         console.print(f"ops: {path}", highlight=False, soft_wrap=True)
-    raise SystemExit(exit_code(file))
-
-
-def _names(option: str, text: str | None) -> tuple[str, ...]:
-    """The words of an option, which has some where it is given."""
-    words = tuple(word.strip() for word in (text or "").split(",") if word.strip())
-    if text is not None and not words:
-        raise UserError(f"--{option} names nothing: leave it out, or give a name")
-    return words
+    code = exit_code(file)
+    if code == 130:
+        complain("interrupted; what was measured by then is kept")
+    raise SystemExit(code)

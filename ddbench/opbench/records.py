@@ -5,6 +5,7 @@ Standard library and pydantic only. Times are nanoseconds, everything that is de
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -13,9 +14,15 @@ from ddbench.records import Ceilings, Environment, NotMeasured
 from ddbench.spec import Record
 
 Kind = Literal["ours", "torch", "peer"]  # a kernel of ours; our plain torch; what torch itself offers
+KINDS: tuple[Kind, ...] = ("ours", "torch", "peer")
 Cache = Literal["cold", "hot"]
 Clock = Literal["graph", "host"]  # the device's events around a replayed CUDA graph; the host's clock
 Metric = Literal["time_us", "share_of_floor", "share_of_read", "speedup", "launches"]
+
+
+def foremost(kinds: Iterable[Kind]) -> Kind | None:
+    """What a gate holds of an op: our kernels where they run, else our plain torch; else torch's, as a control."""
+    return min(kinds, key=KINDS.index, default=None)
 
 
 class Target(Record):

@@ -13,6 +13,7 @@ from ddbench.opbench.drafting import DRAFTING
 from ddbench.opbench.experts import EXPERTS
 from ddbench.opbench.fused import FUSED
 from ddbench.opbench.materialize import MATERIALIZE
+from ddbench.opbench.records import foremost
 from ddbench.opbench.shapes import TIERS, BenchOp, Implementation, Shape, Tier
 
 BENCH_OPS: Mapping[str, BenchOp] = {
@@ -31,12 +32,16 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is asked for; an empty tuple: everything of the tier. Shapes that are named are taken from any tier."""
+    """What is asked for; an empty tuple: everything of the tier. Shapes that are named are taken from any tier.
+
+    `ours_on` a device: only what a gate holds there, see `foremost`; of what is torch's own, the first alone.
+    """
 
     tier: Tier = "default"
     ops: tuple[str, ...] = ()
     shapes: tuple[str, ...] = ()
     implementations: tuple[str, ...] = ()
+    ours_on: str | None = None
 
     def points(self, table: Mapping[str, BenchOp] = BENCH_OPS) -> tuple[Point, ...]:
         """In the table's order. A name that fits nothing is a UserError with what is meant."""
@@ -55,8 +60,16 @@ class Selection:
         tiers = TIERS[: TIERS.index(self.tier) + 1]
         for shape in op.shapes:
             is_asked = shape.name in self.shapes if self.shapes else shape.tier in tiers
-            if is_asked and chosen:
-                yield Point(op, shape, chosen)
+            found = chosen if self.ours_on is None else _foremost(chosen, shape, self.ours_on)
+            if is_asked and found:
+                yield Point(op, shape, found)
+
+
+def _foremost(implementations: tuple[Implementation, ...], shape: Shape, device: str) -> tuple[Implementation, ...]:
+    able = [one for one in implementations if one.why_not(shape, device) is None]
+    kind = foremost(one.kind for one in able)
+    found = tuple(one for one in able if one.kind == kind)
+    return found[:1] if kind == "peer" else found
 
 
 def _check(what: str, names: Sequence[str], known: Iterable[str]) -> None:

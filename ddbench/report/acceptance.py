@@ -42,7 +42,7 @@ MAX_PANELS = 8
 
 def acceptance(evidence: Evidence) -> Section | Skipped:
     """Acceptance is a property of draft, target and text, so one concurrency is enough for the drawings."""
-    drafting = [s for s in evidence.study.settings if s.is_ok and s.has_draft and not s.rounds.empty]
+    drafting = [s for s in evidence.study.settings if s.is_ok and s.has_draft and len(s.rounds)]
     if not drafting:
         return Skipped("acceptance", "Acceptance", "no measured case drafts anything")
     lowest = min(s.concurrency for s in drafting)
@@ -90,24 +90,17 @@ def _depth_table(evidence: Evidence, settings: Sequence[Setting], found: Depths)
     rows = []
     for setting in settings:
         depths = found[setting.key]
-        shares = [_depth_cell(depths[d]) if d < len(depths) else _unreached(d + 1) for d in range(deepest)]
-        rows.append((label_cell(evidence, setting, is_about_time=False), *shares))
+        shares = [cells.value_cell(to_estimate(depth, "share", "clean")) for depth in depths[:deepest]]
+        unreached = [cells.missing_cell("no round got this deep")] * (deepest - len(shares))
+        rows.append((label_cell(evidence, setting, is_about_time=False), *shares, *unreached))
     tip = "P(accepted >= d | accepted >= d - 1)"
     columns = (Column("Arm", is_number=False), *(Column(f"d={d + 1}", "%", tip) for d in range(deepest)))
     return cells.with_notes(Table("Conditional acceptance by depth", columns, tuple(rows)))
 
 
-def _depth_cell(summary: stats.Summary) -> Cell:
-    return cells.value_cell(to_estimate(summary, "share", "clean"))
-
-
-def _unreached(depth: int) -> Cell:
-    return cells.missing_cell("no round got this deep")
-
-
 def _kind_tables(evidence: Evidence, settings: Sequence[Setting]) -> list[Table]:
     """tau by category of prompt; nothing where there is only one."""
-    kinds = sorted({str(kind) for s in settings for kind in s.rounds["kind"].unique()})
+    kinds = sorted({str(kind) for s in settings for kind in set(s.rounds["kind"])})
     if len(kinds) < 2:
         return []
     rows = []
@@ -119,10 +112,10 @@ def _kind_tables(evidence: Evidence, settings: Sequence[Setting]) -> list[Table]
 
 
 def _kind_cell(setting: Setting, kind: str) -> Cell:
-    rows = setting.rounds[(setting.rounds["kind"] == kind).to_numpy(dtype=bool)]
-    if rows.empty:
+    is_own = setting.rounds["kind"] == kind
+    if not is_own.any():
         return cells.value_cell(missing("no round of this kind"))
-    summary = stats.ratio_of_sums(*counts.unit_sums(rows, "num_emitted", ""))
+    summary = stats.ratio_of_sums(*counts.prompt_sums(setting, "num_emitted", "", rows=is_own))
     return cells.value_cell(to_estimate(summary, METRICS["acceptance_length"].unit, "clean"), where(setting))
 
 

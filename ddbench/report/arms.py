@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ddbench.analysis.metrics import METRICS
 from ddbench.analysis.settings import Setting
@@ -133,7 +133,7 @@ def _speedups(evidence: Evidence) -> Figure | None:
                 points.setdefault(concurrency, []).append(point)
     if not points:
         return None
-    limits = _limits([point for group in points.values() for point in group])
+    limits = plots.limits([point for group in points.values() for point in group], 1.0)
     panels = []
     for concurrency, group in points.items():
         fastest = sorted(group, key=lambda point: -point.value)[:MAX_ROWS_DRAWN]
@@ -144,11 +144,3 @@ def _speedups(evidence: Evidence) -> Figure | None:
     if any(len(group) > MAX_ROWS_DRAWN for group in points.values()):
         caption += f" The {MAX_ROWS_DRAWN} fastest of each concurrency are drawn; the tables hold all."
     return Figure("Speedup over autoregressive decoding", caption, tuple(panels))
-
-
-def _limits(points: Sequence[plots.Point]) -> tuple[float, float]:
-    lows = [point.value if point.low is None else point.low for point in points]
-    highs = [point.value if point.high is None else point.high for point in points]
-    low, high = min(1.0, *lows), max(1.0, *highs)
-    margin = 0.06 * (high - low) or 0.1
-    return low - margin, high + margin

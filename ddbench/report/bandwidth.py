@@ -9,7 +9,6 @@ from ddbench.analysis.findings.traffic import is_wasteful
 from ddbench.analysis.profile.moved import KernelBytes, StageBytes, kernel_bytes
 from ddbench.analysis.profile.profile import Profile
 from ddbench.analysis.profile.sharing import Readings
-from ddbench.analysis.values import missing
 from ddbench.records import NotMeasured
 from ddbench.report import cells
 from ddbench.report.document import Cell, Column, Section, Skipped, Table
@@ -18,7 +17,9 @@ from ddbench.report.profiled import (
     CASE_STAGE,
     bytes_cell,
     labelled,
+    number_cell,
     per_round_cell,
+    rate_cell,
     ratio_cell,
     share_cell,
     skipped,
@@ -110,7 +111,7 @@ def _byte_cells(one: StageBytes, profile: Profile) -> tuple[Cell, ...]:
         bytes_cell(one.copied),
         bytes_cell(one.sampled, tip=_sample_tip(one)),
         ratio_cell(one.agreement, is_bad=isinstance(one.agreement, float) and not 1 / APART < one.agreement < APART),
-        cells.missing_cell(rate.not_measured) if isinstance(rate, NotMeasured) else _rate_cell(rate),
+        rate_cell(rate),
         share_cell(_of_ceiling(rate, profile)),
         _cache_cell(one, profile),
     )
@@ -123,10 +124,6 @@ def _sample_tip(one: StageBytes) -> str:
     if one.num_samples:
         return f"{one.num_samples} samples lie wholly within the stage{error}"
     return f"shorter than the sampling interval: blurred by what ran beside it{error}"
-
-
-def _rate_cell(bytes_per_s: float) -> Cell:
-    return Cell(units.rate(bytes_per_s, "B/s"), sort=bytes_per_s)
 
 
 def _of_ceiling(rate: float | NotMeasured, profile: Profile) -> float | NotMeasured:
@@ -172,8 +169,8 @@ def _readings(own: list[tuple[Cell, Profile]]) -> Iterator[Table]:
                 bytes_cell(found.fewest),
                 bytes_cell(found.context),
                 bytes_cell(found.cached),
-                Cell(units.significant(found.width), sort=found.width),
-                Cell(units.significant(found.most), sort=found.most),
+                number_cell(found.width),
+                number_cell(found.most),
                 _verdict_cell(found),
             )
         )
@@ -223,6 +220,6 @@ def _kernel_row(label: Cell, profile: Profile, one: KernelBytes) -> tuple[Cell, 
         bytes_cell(one.read),
         bytes_cell(one.written),
         us_cell(one.time_ns),
-        _rate_cell(rate) if not isinstance(rate, NotMeasured) else cells.missing_cell(rate.not_measured),
-        share_cell(_of_ceiling(rate, profile) if not isinstance(rate, NotMeasured) else missing(rate.not_measured)),
+        rate_cell(rate),
+        share_cell(_of_ceiling(rate, profile)),
     )

@@ -12,10 +12,10 @@ from pathlib import Path
 from ddbench.analysis.frames import load_run, merge_runs
 from ddbench.errors import UserError, did_you_mean
 from ddbench.report.console import print_report
-from ddbench.report.document import Download, Report, Section
+from ddbench.report.document import DATA, Download, Report, Section
 from ddbench.report.evidence import evidence_of
 from ddbench.report.html import is_inside, render_html
-from ddbench.report.markdown import DATA, FIGURES, render_markdown
+from ddbench.report.markdown import FIGURES, render_markdown
 from ddbench.report.provenance import RUN_FILES
 from ddbench.report.sections import make_report
 

@@ -22,7 +22,6 @@ BASIS_TIPS: dict[Basis, str] = {
     "approximate": "weaker evidence: a range that was never closed, or a graph recorded before the capture",
     "unattributed": "no stage is known",
 }
-TRACE_VIEWER = "a viewer of Chrome traces (Perfetto)"
 
 
 def captures(evidence: Evidence) -> Section | Skipped:
@@ -187,9 +186,8 @@ def _files(own: Own) -> Iterator[Table]:
         command = cells.text_cell(one.capture.command)
         for name in one.capture.raw:
             path = f"cases/{case.case_id}/captures/raw/{name}"
-            viewer = viewer_of(name)
-            how = f"{viewer} {path}" if viewer else f"{TRACE_VIEWER}: {path}"
-            shown = cells.text_cell(how, "from the run's folder")
+            kind = "comma-separated text" if name.endswith(".csv") else "a viewer of Chrome traces (Perfetto)"
+            shown = cells.text_cell(f"{viewer_of(name) or f'{kind}:'} {path}", "from the run's folder")
             rows.append((label, cells.text_cell(one.tool), cells.text_cell(name), shown, command))
     columns = cells.text_columns("Case", "Tool", "File", "Open it with", "Recorded by")
     yield from table("Files of the tools, to be opened from the run's folder", columns, rows, is_folded=True)

@@ -17,6 +17,7 @@ _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 COLUMN_UNITS: dict[Unit, str] = {
     "tok/s": "tok/s",
     "ms": "ms",
+    "us": "us",
     "tokens": "tokens",
     "nodes": "nodes",
     "requests": "requests",

@@ -150,9 +150,7 @@ def _figures(found: Comparisons) -> tuple[Figure, ...]:
     drawn = [point for group in points.values() for point in group]
     if not drawn:
         return ()
-    ends = [1.0, *(end for point in drawn for end in (point.low, point.value, point.high) if end is not None)]
-    margin = 0.06 * (max(ends) - min(ends)) or 0.1
-    limits = (min(ends) - margin, max(ends) + margin)
+    limits = plots.limits(drawn, 1.0)
     panels = tuple(
         Panel(f"tpot-c{concurrency}", f"Concurrency {concurrency}", plots.forest(group, "TPOT, B / A", limits, 1.0))
         for concurrency, group in sorted(points.items())

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddbench import units
+from ddbench.analysis.profile.captured_case import ToolPass
 from ddbench.analysis.profile.copies import Copies, Syncs, copies_of, syncs_of
-from ddbench.analysis.profile.profile import Profile
+from ddbench.analysis.values import missing
 from ddbench.records import NotMeasured
 from ddbench.report import cells
 from ddbench.report.document import Cell, Column, Section, Skipped, Table
 from ddbench.report.evidence import Evidence
-from ddbench.report.profiled import bytes_cell, labelled, per_round_cell, skipped, stage_cell, table, us_cell
+from ddbench.report.profiled import bytes_cell, labelled, per_round_cell, rate_cell, skipped, stage_cell, table, us_cell
 
 TITLE = "Copies and syncs"
 MAX_ROWS = 20  # of a case, in each table
 
-Own = list[tuple[Cell, Profile]]
+Own = list[tuple[Cell, ToolPass]]
 
 
 def copies(evidence: Evidence) -> Section | Skipped:
     """What crosses to the host, what is copied within the device, and where the host waits."""
-    own: Own = list(labelled(evidence))
-    known = [(label, profile) for label, profile in own if not isinstance(profile.case.timeline, NotMeasured)]
+    found = [(label, profile.case.timeline) for label, profile in labelled(evidence)]
+    known = [(label, one) for label, one in found if not isinstance(one, NotMeasured)]
     if not known:
-        reasons = [one.case.timeline.not_measured for _, one in own if isinstance(one.case.timeline, NotMeasured)]
+        reasons = [one.not_measured for _, one in found if isinstance(one, NotMeasured)]
         return skipped(evidence, "copies", TITLE, reasons)
     intro = (
         "A copy to the host that the host waits for ends a run of launches and keeps a round from being one graph: "
@@ -37,9 +37,7 @@ def copies(evidence: Evidence) -> Section | Skipped:
 
 
 def _nothing(own: Own) -> Iterator[str]:
-    for label, profile in own:
-        one = profile.case.timeline
-        assert not isinstance(one, NotMeasured)
+    for label, one in own:
         if not any(copy.is_to_host for copy in copies_of(one)):
             yield f"{label.text}: no round copies anything to the host."
 
@@ -54,19 +52,14 @@ def _copy_table(own: Own) -> Iterator[Table]:
         Column("Rate"),
         Column("Asked for by", is_number=False, tip="calls of the host"),
     )
-    rows = []
-    for label, profile in own:
-        one = profile.case.timeline
-        assert not isinstance(one, NotMeasured)
-        rows += [_copy_row(label, copy) for copy in copies_of(one)[:MAX_ROWS]]
+    rows = [_copy_row(label, copy) for label, one in own for copy in copies_of(one)[:MAX_ROWS]]
     yield from table("Copies and memsets by direction, stage and size", columns, rows)
 
 
 def _copy_row(label: Cell, one: Copies) -> tuple[Cell, ...]:
-    rate = cells.missing_cell("a copy of no time or no bytes has no rate")
+    rate: float | NotMeasured = missing("a copy of no time or no bytes has no rate")
     if one.ns_per_round and one.bytes_per_round:
-        value = one.bytes_per_round / one.ns_per_round * 1e9
-        rate = Cell(units.rate(value, "B/s"), sort=value)
+        rate = one.bytes_per_round / one.ns_per_round * 1e9
     called = ", ".join(one.calls)
     return (
         label,
@@ -76,7 +69,7 @@ def _copy_row(label: Cell, one: Copies) -> tuple[Cell, ...]:
         per_round_cell(one.per_round),
         bytes_cell(one.bytes_per_round),
         us_cell(one.ns_per_round),
-        rate,
+        rate_cell(rate),
         cells.text_cell(called) if called else cells.missing_cell("the call was not recorded"),
     )
 
@@ -88,11 +81,7 @@ def _sync_table(own: Own) -> Iterator[Table]:
         Column("Time", "us/round", "of the host, waiting included"),
         Column("Longest", "us"),
     )
-    rows = []
-    for label, profile in own:
-        one = profile.case.timeline
-        assert not isinstance(one, NotMeasured)
-        rows += [_sync_row(label, sync) for sync in syncs_of(one)[:MAX_ROWS]]
+    rows = [_sync_row(label, sync) for label, one in own for sync in syncs_of(one)[:MAX_ROWS]]
     yield from table("Calls in which the host waits for the device", columns, rows)
 
 

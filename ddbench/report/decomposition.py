@@ -113,10 +113,7 @@ def figure(evidence: Evidence) -> Figure | None:
     if not chosen:
         return None
     points = [_points(found) for found in chosen]
-    ends = [end for group in points for point in group for end in (point.low, point.high, point.value)]
-    known = [end for end in ends if end is not None]
-    margin = 0.06 * (max(known) - min(0.0, *known)) or 1.0
-    limits = (min(0.0, *known) - margin, max(0.0, *known) + margin)
+    limits = plots.limits([point for group in points for point in group], 0.0, least=1.0)
     panels = []
     for place, (found, group) in enumerate(zip(chosen, points, strict=True)):
         base, setting = found.contest.base, found.contest.setting

@@ -12,6 +12,7 @@ from typing import Literal
 
 Tone = Literal["plain", "strong", "quiet", "good", "warn", "bad"]
 
+DATA = "data"  # the folder beside a report for its downloads
 LONGEST = 400  # characters of a text that are shown; a longer one is cut in its middle
 # Control characters (a terminal obeys them, XML forbids them) and marks that turn the direction of what follows.
 _ACTIVE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufffe\uffff]")

@@ -97,7 +97,7 @@ def _stages(evidence: Evidence) -> Iterator[Row]:
 
 def _accepted(evidence: Evidence) -> Iterator[Row]:
     for setting in evidence.study.settings:
-        if setting.is_ok and setting.has_draft and not setting.rounds.empty:
+        if setting.is_ok and setting.has_draft and len(setting.rounds):
             own = _setting_columns(setting)
             for accepted, count in enumerate(acceptance.histogram(setting).tolist()):
                 yield (*own, accepted, count)

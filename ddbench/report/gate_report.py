@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ddbench import units
-from ddbench.analysis.gate.rows import MEANINGS, GateResult, Row, Scalar, Timing, Verdict
+from ddbench.analysis.gate.rows import MEANINGS, PAIRED_RULE, GateResult, Row, Scalar, Timing, Verdict
 from ddbench.analysis.values import Unit
 from ddbench.records import NotMeasured
 from ddbench.report.cells import (
@@ -35,6 +35,7 @@ TONES: dict[Verdict, Tone] = {
     "undecided": "warn",
     "not_gated": "quiet",
 }
+MANY_TIMES = 60  # rows from which on a table is folded: those that need a look have one of their own
 EXITS: dict[int, str] = {
     0: "everything that is gated is as in the baseline, or better",
     1: "something is worse than in the baseline, or different where only equal will do",
@@ -87,10 +88,10 @@ def plain(value: Scalar | None, unit: Unit = "count") -> str:
 def change(row: Row) -> str:
     """`+3.2 %`, where both sides are numbers."""
     if row.timing is not None:
-        return signed_percent(row.timing.ratio - 1)
+        return units.signed_percent(row.timing.ratio - 1)
     before, now = row.before, row.now
     if isinstance(before, int) and isinstance(now, int):
-        return signed_percent(now / before - 1) if before else f"{now - before:+d}"
+        return units.signed_percent(now / before - 1) if before else f"{now - before:+d}"
     return ""
 
 
@@ -100,7 +101,8 @@ def row_line(row: Row) -> str:
     if row.before is not None or row.now is not None:
         text += f" {plain(row.before, row.unit)} -> {plain(row.now, row.unit)}"
         text += f" {COLUMN_UNITS[row.unit]}" if row.unit in COLUMN_UNITS else ""
-    more = change(row) if row.timing is None else f"in pairs {change(row)}"  # need not be that of the two medians
+    is_paired = row.timing is not None and row.timing.num_pairs  # then it need not be that of the two medians
+    more = f"in pairs {change(row)}" if is_paired else change(row)
     return text + (f" ({more})" if more else "") + (f"; {row.reason}" if row.reason else "")
 
 
@@ -117,16 +119,10 @@ def attention_lines(result: GateResult, most: int = 40) -> list[str]:
     return lines + [f"... and {len(rows) - most} more, in gate.md"] * (len(rows) > most)
 
 
-def signed_percent(share: float) -> str:
-    if share == 0:
-        return "0 %"
-    return f"{'+' if share > 0 else '−'}{units.significant(100 * abs(share), 2)} %"
-
-
 def signed_interval(timing: Timing) -> str:
     if timing.low is None or timing.high is None:
         return ""
-    return f"[{signed_percent(timing.low - 1)}, {signed_percent(timing.high - 1)}]"
+    return f"[{units.signed_percent(timing.low - 1)}, {units.signed_percent(timing.high - 1)}]"
 
 
 def _value_cell(value: Scalar | None, unit: Unit) -> Cell:
@@ -185,29 +181,31 @@ def _timings(result: GateResult) -> Section | Skipped:
     rows = [row for row in result.rows if row.kind == "timing"]
     if not rows:
         return Skipped("times", "Times", "no times are gated here")
+    is_paired = any(row.timing is not None and row.timing.num_pairs for row in rows) or result.rule == PAIRED_RULE
+    about = "ratio of run to baseline" + " over pairs of repeats, with its 95 % interval" * is_paired
     columns = (
         *text_columns("Shape", "Metric"),
         Column("Baseline"),
         Column("Now"),
-        Column("Change", tip="ratio of run to baseline over pairs of repeats, with its 95 % interval"),
-        Column("Pairs", tip="repeats of both with the same number", is_minor=True),
+        Column("Change", tip=about),
+        *([Column("Pairs", tip="repeats of both with the same number", is_minor=True)] if is_paired else []),
         Column("Floor", tip="noise floor: what repeats of the baseline's own code differ by at most"),
         Column("Threshold", tip="as asked for; the larger of floor and threshold decides"),
         *text_columns("Verdict", "Why"),
     )
-    table = with_notes(Table("Gated times", columns, tuple(_timing_cells(row) for row in rows)))
-    intro = "A time is worse when its pairs agree that it is, and by more than both its threshold and the noise floor."
-    return Section("times", "Times", intro=(intro,), tables=(table,))
+    cells = tuple(_timing_cells(row, is_paired) for row in rows)
+    table = with_notes(Table("Gated times", columns, cells, is_folded=len(rows) > MANY_TIMES))
+    return Section("times", "Times", intro=(result.rule,), tables=(table,))
 
 
-def _timing_cells(row: Row) -> tuple[Cell, ...]:
+def _timing_cells(row: Row, is_paired: bool) -> tuple[Cell, ...]:
     timing = row.timing
     if timing is None:
-        numbers: tuple[Cell, ...] = (Cell(DASH, tone="quiet"),) * 4
+        numbers: tuple[Cell, ...] = (Cell(DASH, tone="quiet"),) * (3 + is_paired)
     else:
         numbers = (
             Cell(change(row), signed_interval(timing), sort=timing.ratio),
-            count_cell(timing.num_pairs),
+            *([count_cell(timing.num_pairs)] if is_paired else []),
             floor_cell(timing.floor),
             Cell(percent(timing.threshold), tip=_absolute(timing, row.unit), sort=timing.threshold),
         )

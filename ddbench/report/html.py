@@ -17,26 +17,18 @@ from markupsafe import Markup, escape
 
 from ddbench import units
 from ddbench.report import plots
-from ddbench.report.document import LONGEST, Cell, Download, Panel, Report, Skipped, Table, visible
+from ddbench.report.document import DATA, LONGEST, Cell, Download, Panel, Report, Skipped, Table, visible
 
 _HERE = Path(__file__).parent
 _LINE = 48  # characters of a text from which it is given room rather than height
 _LONG_VALUE = re.compile("=(?=[^ =]{5})")  # a short value stays with its name
 _COLORS = {"ink": "currentColor", "rule": "var(--rule)", "faint": "var(--faint)", "paper": "var(--paper)"}
 LARGEST_INSIDE = 1_000_000  # bytes of a download that the page carries; a larger one lies beside it
-DATA = "data"  # the folder beside the page for what it does not carry
 
 
 def render_html(report: Report) -> str:
     """The whole page."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=_finalize,
-    )
+    environment = templates_in(_HERE)
     environment.tests["skipped"] = lambda section: isinstance(section, Skipped)
     environment.tests["inside"] = is_inside
     environment.filters["drawing"] = _drawing
@@ -50,6 +42,18 @@ def render_html(report: Report) -> str:
     style = Markup((_HERE / "page.css").read_text(encoding="utf-8"))
     script = Markup((_HERE / "page.js").read_text(encoding="utf-8"))
     return template.render(report=report, style=style, script=script, data=DATA) + "\n"
+
+
+def templates_in(folder: Path) -> jinja2.Environment:
+    """Templates whose text is escaped, and made visible, whatever it holds."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_finalize,
+    )
 
 
 def is_inside(download: Download) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ddbench import units
+from ddbench.analysis.findings.answers import reasons
 from ddbench.analysis.profile.device_time import CAUSES, STAGE_CAUSES, DeviceTime
 from ddbench.analysis.profile.idle import Cause
 from ddbench.analysis.profile.latency import launch_latency
@@ -19,7 +20,6 @@ from ddbench.report.document import Cell, Column, Figure, LegendEntry, Panel, Se
 from ddbench.report.evidence import Evidence
 from ddbench.report.profiled import (
     CASE_STAGE,
-    case_cell,
     labelled,
     per_round_cell,
     share_cell,
@@ -56,29 +56,23 @@ GROUP_COLORS = ("#56b4e9", "#b5a642", "#e69f00", "#d55e00", "#cc79a7", "#8c8c8c"
 COLORS: dict[str, str] = dict(zip(GROUPS, GROUP_COLORS, strict=True))
 BUSY_COLOR = "#009e73"
 
-Own = list[tuple[Cell, Profile]]
+Own = list[tuple[Cell, Profile, DeviceTime]]  # the cell that names the case, what its captures say
 
 
 def launches(evidence: Evidence) -> Section | Skipped:
     """Counts, the window's time by cause, and the gaps worth naming."""
-    own: Own = list(labelled(evidence))
-    known = [(label, profile) for label, profile in own if not isinstance(profile.device_time, NotMeasured)]
+    found = [(label, profile, profile.device_time) for label, profile in labelled(evidence)]
+    known = [(label, profile, time) for label, profile, time in found if isinstance(time, DeviceTime)]
     if not known:
-        reasons = [one.device_time.not_measured for _, one in own if isinstance(one.device_time, NotMeasured)]
-        return skipped(evidence, "launches", TITLE, reasons)
+        return skipped(evidence, "launches", TITLE, reasons(time for *_, time in found))
     intro = (
         "Idle time is what a faster kernel cannot win back. Where the host is late (in a sync, in a stage, between "
         "stages) fewer or graph-captured launches help; what is left between nodes of a replay is the graph's own. "
         "Busy time and causes add up to the rounds; times carry the capture's tax, shares less so. A gap belongs to "
         "the round of the op that ends it.",
     )
-    tables = (
-        *_time_table(known),
-        *_launch_table(known),
-        *_gap_table(known),
-        *_latency_table(known),
-    )
-    return Section("launches", TITLE, intro, tables=tables, figures=tuple(_figure(evidence, known)))
+    tables = (*_time_table(known), *_launch_table(known), *_gap_table(known), *_latency_table(known))
+    return Section("launches", TITLE, intro, tables=tables, figures=(_figure(known),))
 
 
 # --- time -------------------------------------------------------------------------------------------------------------
@@ -97,9 +91,7 @@ def _time_table(own: Own) -> Iterator[Table]:
         Column("Idle by round", "%", "median over the rounds, with the least and the most"),
     )
     rows = []
-    for label, profile in own:
-        found = profile.device_time
-        assert isinstance(found, DeviceTime)
+    for label, _, found in own:
         shares = [share_cell(sum(found.share(cause) for cause in causes)) for causes in GROUPS.values()]
         window = us_cell(found.rounds_ns / found.num_rounds / found.num_gpus, tip=_outside(found))
         busy = (share_cell(found.busy_ns / found.rounds_ns), share_cell(found.idle_share))
@@ -119,20 +111,16 @@ def _by_round_cell(found: DeviceTime) -> Cell:
     return Cell(units.significant(100 * middle), detail, empty, middle, "bad" if empty else "plain")
 
 
-def _figure(evidence: Evidence, own: Own) -> Iterator[Figure]:
+def _figure(own: Own) -> Figure:
     stacks = []
-    for _, profile in own[:MAX_ROWS_DRAWN]:
-        found = profile.device_time
-        assert isinstance(found, DeviceTime)
+    for label, _, found in own[:MAX_ROWS_DRAWN]:
         whole = found.num_rounds * found.num_gpus * 1e6
         segments = [("busy", found.busy_ns / whole, BUSY_COLOR)]
         for group, causes in GROUPS.items():
             time = sum(found.causes.get(cause, 0) for cause in causes)
             if time:
                 segments.append((group, time / whole, COLORS[group]))
-        stacks.append(plots.Stack(case_cell(evidence, profile).text, tuple(segments)))
-    if not stacks:
-        return
+        stacks.append(plots.Stack(label.text, tuple(segments)))
     drawn = {name for stack in stacks for name, _, _ in stack.segments}
     legend = [LegendEntry(name, color) for name, color in (("busy", BUSY_COLOR), *COLORS.items()) if name in drawn]
     most = max(sum(value for _, value, _ in stack.segments) for stack in stacks)
@@ -140,7 +128,7 @@ def _figure(evidence: Evidence, own: Own) -> Iterator[Figure]:
     caption = "The mean round of each capture on the device: busy, or idle for one of these causes."
     if len(own) > MAX_ROWS_DRAWN:
         caption += f" The first {MAX_ROWS_DRAWN} of {len(own)} are drawn."
-    yield Figure("What the device waits for", caption, (Panel("device-time", "Per round", svg),), tuple(legend))
+    return Figure("What the device waits for", caption, (Panel("device-time", "Per round", svg),), tuple(legend))
 
 
 # --- counts -----------------------------------------------------------------------------------------------------------
@@ -160,7 +148,7 @@ def _launch_table(own: Own) -> Iterator[Table]:
         Column("Op", "us", "mean time of one op"),
     )
     rows: list[tuple[Cell, ...]] = []
-    for label, profile in own:
+    for label, profile, _ in own:
         found = profile.launches
         assert isinstance(found, RoundLaunches)
         outside = f"{found.num_outside} more ops of the window belong to no round" if found.num_outside else ""
@@ -199,14 +187,12 @@ def _gap_table(own: Own) -> Iterator[Table]:
         Column("Share", "%", "of the rounds' time"),
         Column("Longest", "us"),
     )
-    rows = [row for label, profile in own for row in _gap_rows(label, profile)]
+    rows = [row for label, _, found in own for row in _gap_rows(label, found)]
     limit = units.duration(LONG_GAP_NS)
     yield from table(f"Gaps of {limit} and more (at most {MAX_GAPS} kinds of a case)", columns, rows)
 
 
-def _gap_rows(label: Cell, profile: Profile) -> Iterator[tuple[Cell, ...]]:
-    found = profile.device_time
-    assert isinstance(found, DeviceTime)
+def _gap_rows(label: Cell, found: DeviceTime) -> Iterator[tuple[Cell, ...]]:
     gaps = found.gaps.assign(took=found.gaps["end_ns"] - found.gaps["start_ns"])
     gaps = gaps[(gaps["took"] >= LONG_GAP_NS).to_numpy()]
     kinds = [(place, rows["took"].to_numpy()) for place, rows in gaps.groupby(["before", "after", "cause"], sort=True)]
@@ -232,7 +218,7 @@ def _latency_table(own: Own) -> Iterator[Table]:
         Column("Replays"),
     )
     rows = []
-    for label, profile in own:
+    for label, profile, _ in own:
         one = profile.case.timeline
         assert not isinstance(one, NotMeasured)
         found = launch_latency(one.ops)

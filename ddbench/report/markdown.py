@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from ddbench import units
 from ddbench.report import plots
-from ddbench.report.document import LONGEST, Column, Figure, Listing, Report, Section, Skipped, Table, visible
+from ddbench.report.document import DATA, LONGEST, Column, Figure, Listing, Report, Section, Skipped, Table, visible
 
 _COLORS = {"ink": "#1b2229", "rule": "#dde1e6", "faint": "#5c6670", "paper": "#ffffff"}
 _MARKUP = re.compile(r"([\\`*_\[\]|~#])")
 _BLOCK = re.compile(r"^([-+=>]|\d+(?=[.)]))")  # what makes a list, a rule or a quotation of a line that begins with it
-FIGURES, DATA = "figures", "data"  # the folders beside the Markdown file
+FIGURES = "figures"  # the folder beside the Markdown file
 
 
 def escape(text: str) -> str:

@@ -18,7 +18,16 @@ from ddbench.records import NotMeasured
 from ddbench.report import cells
 from ddbench.report.document import Cell, Column, Section, Skipped, Table
 from ddbench.report.evidence import Evidence
-from ddbench.report.profiled import CASE_STAGE, labelled, per_round_cell, skipped, stage_cell, table, us_cell
+from ddbench.report.profiled import (
+    CASE_STAGE,
+    labelled,
+    number_cell,
+    per_round_cell,
+    skipped,
+    stage_cell,
+    table,
+    us_cell,
+)
 
 TITLE = "Occupancy"
 MAX_KERNELS = 12
@@ -102,11 +111,5 @@ def _kernel_row(label: Cell, one: KernelOccupancy) -> tuple[Cell, ...]:
         cells.text_cell(units.shortened(one.name, 60), tip=one.name),
         per_round_cell(one.num_launches),
         us_cell(one.time_ns),
-        *(_percent_cell(value) for value in (one.achieved, one.theoretical, one.tensor)),
+        *(number_cell(value) for value in (one.achieved, one.theoretical, one.tensor)),
     )
-
-
-def _percent_cell(value: float | NotMeasured) -> Cell:
-    if isinstance(value, NotMeasured):
-        return cells.missing_cell(value.not_measured)
-    return Cell(units.significant(value), sort=value)

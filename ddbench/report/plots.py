@@ -183,6 +183,14 @@ def _row_label(axes: Axes) -> dict[str, Any]:
     return {"transform": axes.get_yaxis_transform(), "va": "center", "bbox": box, "zorder": 3}
 
 
+def limits(points: Sequence[Point], reference: float, least: float = 0.1) -> tuple[float, float]:
+    """An axis for all of them and the reference; `least` to either side where they are all in one place."""
+    values = [value for point in points for value in (point.low, point.value, point.high) if value is not None]
+    low, high = min(reference, *values), max(reference, *values)
+    margin = 0.06 * (high - low) or least
+    return low - margin, high + margin
+
+
 def forest(points: Sequence[Point], x_label: str, limits: tuple[float, float], reference: float | None = None) -> str:
     """One row per point: its label, a dot, its interval as a line."""
     with _drawing(0.60 + _ROW * len(points)) as (drawing, axes):

@@ -26,13 +26,8 @@ def skipped(evidence: Evidence, name: str, title: str, reasons: Sequence[str]) -
 
 def labelled(evidence: Evidence) -> Iterator[tuple[Cell, Profile]]:
     """Every captured case with the cell that names it."""
-    for profile in evidence.profiles.values():
-        yield case_cell(evidence, profile), profile
-
-
-def case_cell(evidence: Evidence, profile: Profile) -> Cell:
-    case = profile.case
-    return cells.text_cell(evidence.case_labels[case.run, case.case_id], tip=case.case_id)
+    for (run, case_id), profile in evidence.profiles.items():
+        yield cells.text_cell(evidence.case_labels[run, case_id], tip=case_id), profile
 
 
 def stage_cell(stage: str, tip: str = "") -> Cell:
@@ -81,13 +76,22 @@ def times(ratio: float) -> str:
     return f"{units.grouped(round(ratio))}x" if ratio >= 100 else f"{units.significant(ratio)}x"
 
 
+def number_cell(value: float | NotMeasured) -> Cell:
+    """The unit is left to the column."""
+    if isinstance(value, NotMeasured):
+        return cells.missing_cell(value.not_measured)
+    return Cell(units.significant(value), sort=value)
+
+
+def rate_cell(bytes_per_s: float | NotMeasured) -> Cell:
+    if isinstance(bytes_per_s, NotMeasured):
+        return cells.missing_cell(bytes_per_s.not_measured)
+    return Cell(units.rate(bytes_per_s, "B/s"), sort=bytes_per_s)
+
+
 def viewer_of(name: str) -> str:
-    """The program that opens a tool's own file; empty: any viewer of traces."""
+    """The program that opens a tool's own file; empty: any of its kind."""
     return next((viewer for suffix, viewer in VIEWERS.items() if name.endswith(suffix)), "")
-
-
-def missing_row(first: Sequence[Cell], num_columns: int, reason: str) -> tuple[Cell, ...]:
-    return (*first, *(cells.missing_cell(reason),) * (num_columns - len(first)))
 
 
 def table(

@@ -15,6 +15,7 @@ from ddbench.report import cells
 from ddbench.report.document import Cell, Column, Section, Skipped, Table
 from ddbench.report.downloads import downloads
 from ddbench.report.evidence import Evidence, Warned
+from ddbench.report.launched import kernel_tables
 
 MAX_NAMED = 4  # cases that a warning names
 RUN_FILES = "Files of the run folder"  # the table whose second column holds paths
@@ -27,6 +28,7 @@ def environment(evidence: Evidence) -> Section | Skipped:
     if models.rows:
         tables.append(models)
     tables += _prompt_tables(evidence)
+    tables += kernel_tables(evidence)
     tables.append(_library_table(evidence))
     loads = _load_table(evidence)
     if loads.rows:

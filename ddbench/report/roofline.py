@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ddbench import units
-from ddbench.analysis.roofline import Roofline, RoundFloor, StageFloor, machine_of
+from ddbench.analysis.roofline import Floor, Roofline, RoundFloor, StageFloor, machine_of
 from ddbench.analysis.settings import Setting
 from ddbench.engine.stages import ROUND_STAGES
 from ddbench.records import NotMeasured
@@ -18,9 +18,9 @@ from ddbench.report.arms import label_cell
 from ddbench.report.ceilings import ceiling_notes, ceiling_tables
 from ddbench.report.document import Cell, Column, Figure, LegendEntry, Panel, Section, Skipped, Table
 from ddbench.report.evidence import Evidence
+from ddbench.report.profiled import MAX_ROWS_OPEN, number_cell, words
 
 TITLE = "Roofline"
-MAX_ROWS_OPEN = 40  # a longer table is folded
 MAX_ARMS_DRAWN = 6  # of a panel; the tables hold all
 BOUND_WORDS: dict[str, str] = {"bytes": "bytes", "flops": "flops", "launch": "one launch"}
 
@@ -53,7 +53,7 @@ def _intro(evidence: Evidence, measured: Measured) -> Iterator[str]:
     )
     yield (
         "How far every stage is from the least time that this machine could do its work in. Most time above a floor: "
-        f"{_words(floor.stage)} of {evidence.name(setting)} at concurrency {setting.concurrency}, "
+        f"{words(floor.stage)} of {evidence.name(setting)} at concurrency {setting.concurrency}, "
         f"{_us(floor.milliseconds)} us for {_us(floor.floor_ms)} us of work."
     )
     yield (
@@ -74,7 +74,7 @@ def _arms_first(evidence: Evidence, measured: Measured) -> Measured:
 def _notes(evidence: Evidence, measured: Measured) -> Iterator[str]:
     """What is wrong, in words."""
     for setting, value in measured:
-        fast = [f"{_words(one.stage)} ({_distance(one.distance)})" for one in value.stages if one.is_too_fast]
+        fast = [f"{words(one.stage)} ({_distance(one.distance)})" for one in value.stages if one.is_too_fast]
         fast += [f"the whole round ({_distance(value.whole.distance)})"] * value.whole.is_too_fast
         if fast:
             yield (
@@ -121,7 +121,7 @@ def _distance_table(evidence: Evidence, title: str, found: Found) -> Table:
 
 
 def _round_cells(whole: RoundFloor) -> tuple[Cell, ...]:
-    without = f"; without a floor: {', '.join(map(_words, whole.without))}" if whole.without else ""
+    without = f"; without a floor: {', '.join(map(words, whole.without))}" if whole.without else ""
     does_not_apply = Cell("", tip="")
     return (
         cells.text_cell("whole round", "host gaps between stages included"),
@@ -135,22 +135,16 @@ def _round_cells(whole: RoundFloor) -> tuple[Cell, ...]:
 def _stage_cells(floor: StageFloor) -> tuple[Cell, ...]:
     work = f"{units.byte_count(floor.num_bytes)}, {units.rate(floor.num_flops, 'flop')} ({floor.basis})"
     return (
-        cells.text_cell(_words(floor.stage), work),
+        cells.text_cell(words(floor.stage), work),
         _distance_cell(floor),
         Cell(_us(floor.milliseconds), sort=floor.milliseconds),
         _floor_cell(floor.floor_ms, floor.cold_floor_ms, work),
         cells.text_cell(BOUND_WORDS[floor.bound]),
-        _intensity_cell(floor.intensity),
+        number_cell(floor.intensity),
         _share_cell(floor.share_of_read, units.rate(floor.bytes_per_s, "B/s")),
         _share_cell(floor.share_of_matmul, units.rate(floor.flops_per_s, "flop/s")),
         cells.text_cell(floor.cache),
     )
-
-
-def _intensity_cell(value: float | NotMeasured) -> Cell:
-    if isinstance(value, NotMeasured):
-        return cells.missing_cell(value.not_measured)
-    return Cell(units.significant(value), sort=value)
 
 
 def _floor_cell(floor_ms: float, cold_floor_ms: float, tip: str) -> Cell:
@@ -158,7 +152,7 @@ def _floor_cell(floor_ms: float, cold_floor_ms: float, tip: str) -> Cell:
     return Cell(_us(floor_ms), f"cold {_us(cold_floor_ms)}" if is_other else "", tip, floor_ms)
 
 
-def _distance_cell(one: StageFloor | RoundFloor) -> Cell:
+def _distance_cell(one: Floor) -> Cell:
     tip = "faster than its floor: the cost model or the ceiling is wrong" if one.is_too_fast else ""
     detail = f"{_distance(one.low)} to {_distance(one.high)}"
     return Cell(_distance(one.distance), detail, tip, one.distance, "bad" if one.is_too_fast else "plain")
@@ -174,10 +168,6 @@ def _distance(value: float) -> str:
 
 def _us(milliseconds: float) -> str:
     return units.microseconds(1e3 * milliseconds)
-
-
-def _words(stage: str) -> str:
-    return stage.replace("_", " ")
 
 
 # ------------------------------------------------------------------------------------------------------- drawing
@@ -197,7 +187,7 @@ def _figures(evidence: Evidence, measured: Measured) -> Iterator[Figure]:
     if not panels:
         return
     drawn = {floor.stage for _, value in measured for floor in value.stages if floor.num_flops and floor.num_bytes}
-    legend = [LegendEntry(_words(s.value), plots.STAGE_COLORS[s.value]) for s in ROUND_STAGES if s.value in drawn]
+    legend = [LegendEntry(words(s.value), plots.STAGE_COLORS[s.value]) for s in ROUND_STAGES if s.value in drawn]
     caption = (
         "Achieved flop/s over flop per byte: colour tells the stage, shape the arm. What lies between a mark and the "
         "line above it is wasted; left of the bend bytes are the limit, right of it flops. Stages without arithmetic "

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from ddbench import units
 from ddbench.analysis.contests import Contest, Standing, standing
 from ddbench.analysis.findings.basis import has_drafter
-from ddbench.analysis.settings import Setting
 from ddbench.analysis.values import Estimate, Value
 from ddbench.records import NotMeasured
 from ddbench.report.evidence import Evidence
@@ -38,26 +37,24 @@ def verdicts(evidence: Evidence) -> Iterator[str]:
 
 def _drafter(evidence: Evidence, run: str) -> str:
     """The drafter against prompt_lookup: its fastest arm in speed, its longest paths in tau."""
-    bouts, reasons = _bouts(evidence, run, "prompt_lookup", has_drafter)
+    bouts, reasons = _bouts(evidence, run, "tpot_ms")
     if not bouts:
         return f"Whether the drafter beats prompt_lookup, which needs none, is open: {reasons[0]}." if reasons else ""
     speeds = _grouped(
         bouts,
-        lambda bout: standing(bout.contest.speedup),
+        lambda bout: bout.contest.speedup,
         {
             "ahead": "is faster",
             "even": "is not separated in speed",
             "behind": "is slower",
             "unknown": "has no interval",
         },
-        lambda some: _named(some, _range([bout.contest.speedup for bout in some])),
     )
-    longest, _ = _bouts(evidence, run, "prompt_lookup", has_drafter, "acceptance_length")
+    longest, _ = _bouts(evidence, run, "acceptance_length")
     lengths = _grouped(
         longest,
-        lambda bout: standing(bout.contest.length),
+        lambda bout: bout.contest.length,
         {"ahead": "higher", "even": "not separated", "behind": "lower", "unknown": "without an interval"},
-        lambda some: _named(some, _range([bout.contest.length for bout in some])),
     )
     text = f"Against prompt_lookup, which needs no model, the drafter {speeds}; its longest tau is {lengths}."
     lost = [bout.concurrency for bout in bouts if standing(bout.contest.speedup) != "ahead"]
@@ -70,50 +67,44 @@ def _drafter(evidence: Evidence, run: str) -> str:
 # --- picking and wording ----------------------------------------------------------------------------------------------
 
 
-def _bouts(
-    evidence: Evidence, run: str, against: str, is_meant: Callable[[Setting], bool], metric: str = "tpot_ms"
-) -> tuple[list[Bout], list[str]]:
-    """The best of the settings meant at every concurrency against its counterpart, and why there is none elsewhere."""
+def _bouts(evidence: Evidence, run: str, metric: str) -> tuple[list[Bout], list[str]]:
+    """The best drafter of every concurrency against prompt_lookup, and why there is none elsewhere."""
     bouts, reasons = [], []
     for concurrency in evidence.study.concurrencies:
-        setting = evidence.bases[run].best(concurrency, is_meant, metric)
+        setting = evidence.bases[run].best(concurrency, has_drafter, metric)
         if setting is None:
             continue
-        found = evidence.contests[setting.key, against]
+        found = evidence.contests[setting.key, "prompt_lookup"]
         if isinstance(found, NotMeasured):
             reasons.append(found.not_measured)
         elif isinstance(found.speedup, NotMeasured):
             reasons.append(found.speedup.not_measured)
         elif not evidence.may_be_best(found.base):
-            reasons.append(f"the outputs or the book-keeping of {against} are not to be trusted")
+            reasons.append("the outputs or the book-keeping of prompt_lookup are not to be trusted")
         else:
             bouts.append(Bout(concurrency, found))
     return bouts, reasons
 
 
-def _grouped(
-    bouts: Sequence[Bout],
-    standing_of: Callable[[Bout], Standing],
-    words: dict[Standing, str],
-    detail: Callable[[Sequence[Bout]], str],
-) -> str:
+def _grouped(bouts: Sequence[Bout], value_of: Callable[[Bout], Value], words: dict[Standing, str]) -> str:
     """`is faster at concurrency 1 (1.20x) and is slower at 4 (0.80x)`; one bracket for equal or for many details."""
     groups: dict[Standing, list[Bout]] = {}
     for bout in bouts:
-        groups.setdefault(standing_of(bout), []).append(bout)
+        groups.setdefault(standing(value_of(bout)), []).append(bout)
     texts: list[str] = []
     for key, group in groups.items():
-        details = [detail([bout]) for bout in group]
+        details = [_named([bout], value_of) for bout in group]
         if len(group) > 1 and (len(set(details)) == 1 or len(group) > MAX_TOLD_APART):
-            places = f"{units.listed([bout.concurrency for bout in group])} ({detail(group)})"
+            places = f"{units.listed([bout.concurrency for bout in group])} ({_named(group, value_of)})"
         else:
             places = units.listed([f"{bout.concurrency} ({text})" for bout, text in zip(group, details, strict=True)])
         texts.append(f"{words[key]} at {'' if texts else 'concurrency '}{places}")
     return units.listed(texts)
 
 
-def _named(bouts: Sequence[Bout], numbers: str) -> str:
+def _named(bouts: Sequence[Bout], value_of: Callable[[Bout], Value]) -> str:
     """The arm before its numbers, where all have the same one."""
+    numbers = _range([value_of(bout) for bout in bouts])
     names = {units.shortened(bout.contest.setting.label) for bout in bouts}
     return f"{names.pop()} {numbers}" if len(names) == 1 else numbers
 

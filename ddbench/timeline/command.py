@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ddbench import units
 from ddbench.analysis.frames import load_run
 from ddbench.errors import UserError, did_you_mean, shown
 from ddbench.harness.store import check_run_folder
@@ -31,6 +32,7 @@ def _page(summaries: Sequence[Summary]) -> str:
 FILES: dict[str, Callable[[Sequence[Summary]], str]] = {"html": _page, "json": trace_json}
 FORMATS: tuple[str, ...] = ("console", *FILES)
 _KINDS: dict[str, str] = {"html": "timeline", "json": "trace for ui.perfetto.dev"}
+MOST_NAMED = 8  # cases in a message
 PLACE = "timeline"  # below the run, where no other place is given
 
 
@@ -39,7 +41,7 @@ def show_timeline(
 ) -> list[Path]:
     """Print and write what is asked for; the files come back.
 
-    Without a case, and with several to choose from, they are listed and nothing else happens.
+    Without a case, and with several to choose from, they are listed; files of none of them are a UserError.
     """
     _check_formats(formats)
     check_run_folder(run)
@@ -47,6 +49,7 @@ def show_timeline(
     candidates = candidates_of(frames)
     found = chosen(candidates, asked, str(run))
     if not found:
+        _refuse_files(run, candidates, formats)
         print_report(_listing(candidates), console, is_compact=False)
         return []
     tools = [tool_of(candidate, tool) for candidate in found]
@@ -79,6 +82,18 @@ def _check_formats(formats: Sequence[str]) -> None:
             raise UserError(f"unknown format {shown(name)}: {did_you_mean(name, FORMATS)}")
     if not formats:
         raise UserError(f"--format names no format: {', '.join(FORMATS)}")
+
+
+def _refuse_files(run: Path, candidates: Sequence[Candidate], formats: Sequence[str]) -> None:
+    """A file shows one case or two, and which of several is not for us to say."""
+    asked = [name for name in formats if name in FILES]
+    if asked:
+        named = [f"{one.number} ({one.label})" for one in candidates if one.is_usable]
+        more = [f"{len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
+        raise UserError(
+            f"{run}: --format {','.join(asked)} shows one case or two, {len(named)} could be: say which with --case: "
+            f"{units.listed([*named[:MOST_NAMED], *more])}"
+        )
 
 
 def _listing(candidates: Sequence[Candidate]) -> Report:

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
+from ddbench.analysis.nsys.calls import CALL_KINDS
 from ddbench.analysis.nsys.names import STAGE_NAMES
 from ddbench.analysis.profile.idle import HOST_IS_LATE, Cause
+from ddbench.analysis.profile.launches import OP_KINDS
 from ddbench.report import html, plots
 from ddbench.report.document import visible
 from ddbench.report.profiled import words
@@ -28,8 +29,6 @@ from ddbench.timeline.tracks import rows_of
 
 _HERE = Path(__file__).parent
 _SCRIPTS = ("strip.js", "draw.js", "controls.js")
-_KINDS = ("kernel", "copy", "memset", "graph", "operator")  # of ops
-_CALL_KINDS = ("launch", "graph_launch", "copy", "memset", "sync", "memory", "other")
 # Causes of idle time by who is to blame: the host, the launch, the device, nobody.
 _BLAME: dict[Cause, str] = {
     **dict.fromkeys(HOST_IS_LATE, "host"),
@@ -43,25 +42,16 @@ _MOST_ROWS = 12  # of a lane; what overlaps deeper is counted and left out
 
 def render_page(summaries: Sequence[Summary]) -> str:
     """The whole page."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=lambda value: visible(value) if type(value) is str else value,
-    )
     style = (Path(html.__file__).parent / "page.css", _HERE / "strip.css")
-    return (
-        environment.get_template("page.html.j2").render(
-            report=report_of(summaries),
-            cases=[summary.window for summary in summaries],
-            style=Markup("".join(path.read_text(encoding="utf-8") for path in style)),
-            script=Markup("".join((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS)),
-            data=Markup(embedded(page_data(summaries))),
-        )
-        + "\n"
+    template = html.templates_in(_HERE).get_template("page.html.j2")
+    page = template.render(
+        report=report_of(summaries),
+        cases=[summary.window for summary in summaries],
+        style=Markup("".join(path.read_text(encoding="utf-8") for path in style)),
+        script=Markup("".join((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS)),
+        data=Markup(embedded(page_data(summaries))),
     )
+    return page + "\n"
 
 
 def embedded(data: Any) -> str:
@@ -78,8 +68,8 @@ def page_data(summaries: Sequence[Summary]) -> dict[str, Any]:
         "colors": [*colors, plots.GREY],
         "causes": [cause.value for cause in Cause],
         "blame": [_BLAME[cause] for cause in Cause],
-        "kinds": list(_KINDS),
-        "callKinds": list(_CALL_KINDS),
+        "kinds": list(OP_KINDS),
+        "callKinds": list(CALL_KINDS),
         "cases": [_case_data(summary) for summary in summaries],
     }
 
@@ -124,7 +114,7 @@ def _lanes(summary: Summary, place: dict[str, int]) -> Iterator[dict[str, Any]]:
             "stage": _stage_codes(calls["stage"]),
             "round": calls["round"].to_numpy(),
             "name": _codes(calls["name"], place),
-            "kind": _codes(calls["kind"], {kind: number for number, kind in enumerate(_CALL_KINDS)}),
+            "kind": _codes(calls["kind"], {kind: number for number, kind in enumerate(CALL_KINDS)}),
         }
         yield _lane("call", f"host calls, thread {thread}", calls, columns)
     yield _lane("idle", "idle", summary.idle, _idle_columns(summary.idle))
@@ -150,7 +140,7 @@ def _op_columns(ops: pd.DataFrame, place: dict[str, int]) -> dict[str, np.ndarra
         "name": _codes(ops["name"], place),
         "stage": _stage_codes(ops["stage"]),
         "round": ops["round"].to_numpy(),
-        "kind": _codes(ops["kind"], {kind: number for number, kind in enumerate(_KINDS)}),
+        "kind": _codes(ops["kind"], {kind: number for number, kind in enumerate(OP_KINDS)}),
         "bytes": ops["num_bytes"].to_numpy(),
         "latency": latency,
         "replayed": ops["is_replayed"].to_numpy().astype(np.int64),

@@ -22,8 +22,6 @@ class Rounds:
     first_ns: np.ndarray  # [R] its first op starts
     begin_ns: np.ndarray  # [R] of the period
     end_ns: np.ndarray  # [R]
-    host_begin_ns: np.ndarray  # [R] of the host's range; -1: there is none
-    host_end_ns: np.ndarray  # [R]
     tokens: tuple[Tokens | None, ...]  # None: the clean pass has no such round
 
     @property
@@ -53,33 +51,21 @@ def rounds_of(window: Window) -> Rounds:
     last = np.zeros(len(steps), np.int64)
     np.maximum.at(last, place, end[is_inside])
     last = np.maximum.accumulate(last)
-    host = {
-        int(step): (int(begin), int(stop))
-        for step, begin, stop in window.ranges.loc[
-            (window.ranges["kind"] == "round").to_numpy(), ["round", "start_ns", "end_ns"]
-        ].itertuples(index=False)
-    }
-    spans = [host.get(int(step), (-1, -1)) for step in steps]
     return Rounds(
         steps=steps,
         first_ns=first,
         begin_ns=np.concatenate([[0], last[:-1]]),
         end_ns=last,
-        host_begin_ns=np.array([begin for begin, _ in spans], np.int64),
-        host_end_ns=np.array([stop for _, stop in spans], np.int64),
         tokens=tuple(window.tokens.get(int(step)) for step in steps),
     )
 
 
 def _whole_window(window: Window) -> Rounds:
-    none = np.array([-1], np.int64)
     start = window.ops["start_ns"].to_numpy()[:1] if len(window.ops) else np.zeros(1, np.int64)
     return Rounds(
         steps=np.array([OUTSIDE_ROUNDS], np.int64),
         first_ns=start,
         begin_ns=np.zeros(1, np.int64),
         end_ns=np.array([window.end_ns], np.int64),
-        host_begin_ns=none,
-        host_end_ns=none,
         tokens=(None,),
     )

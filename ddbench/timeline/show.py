@@ -128,9 +128,8 @@ def _comparison(one: Summary, other: Summary) -> Section:
     mine, theirs = ({line.stage: line.busy_ns for line in summary.stages} for summary in (one, other))
     for stage in dict.fromkeys([*mine, *theirs]):
         rows.append(_pair(f"{words(stage)}, us", mine.get(stage, 0.0), theirs.get(stage, 0.0)))
-    for what, is_meant in (("copies to the host", "device to host"), ("syncs", "")):
-        mine_of, theirs_of = (_number_of(summary, is_meant) for summary in (one, other))
-        rows.append(_pair(what, mine_of, theirs_of, is_count=True))
+    for what, direction in (("copies to the host", "device to host"), ("syncs", "")):
+        rows.append(_pair(what, _number_of(one, direction), _number_of(other, direction), is_count=True))
     labels = (f"A: {one.window.label}", f"B: {other.window.label}")
     table = Table("Medians over rounds", columns, tuple(rows), notes=labels)
     return Section("side-by-side", "Side by side", tables=(table,))

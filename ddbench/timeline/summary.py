@@ -62,7 +62,6 @@ class TrafficLine:
     bytes_per_round: float | None  # None: a call
     time_ns: float  # median of one
     total_ns: int  # in the window
-    count: int
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,6 @@ class KernelLine:
     median_ns: float
     per_round_ns: float
     share: float  # of the stage's time
-    total_ns: int
 
 
 LATENCY_QUANTILES: tuple[float, ...] = (0.1, 0.5, 0.9, 1.0)
@@ -133,8 +131,8 @@ def summary_of(window: Window) -> Summary:
     )
 
 
-def _per_round(rounds: Rounds, places: pd.Series, amounts: pd.Series) -> np.ndarray:
-    """Sums by round; what lies after the last round is left out."""
+def _per_round(rounds: Rounds, places: pd.Series, amounts: pd.Series | None = None) -> np.ndarray:
+    """Sums by round, without amounts the number of rows; what lies after the last round is left out."""
     return np.bincount(places, weights=amounts, minlength=len(rounds.steps) + 1)[: len(rounds.steps)]
 
 
@@ -156,7 +154,7 @@ def _stage_lines(window: Window, rounds: Rounds, idle: pd.DataFrame) -> list[Sta
         own = ops[(ops["stage"] == stage).to_numpy()]
         if not len(own):
             continue
-        start, end, place = (own[name].to_numpy() for name in ("start_ns", "end_ns", "place"))
+        start, end = own["start_ns"].to_numpy(), own["end_ns"].to_numpy()
         busy = np.zeros(len(rounds.steps) + 1)
         for one, rows in own.groupby("place").indices.items():
             busy[one] = union(start[rows], end[rows]).total
@@ -165,7 +163,7 @@ def _stage_lines(window: Window, rounds: Rounds, idle: pd.DataFrame) -> list[Sta
             StageLine(
                 stage=stage,
                 busy_ns=float(np.median(busy[:-1])),
-                num_ops=float(np.median(np.bincount(place, minlength=len(rounds.steps) + 1)[:-1])),
+                num_ops=float(np.median(_per_round(rounds, own["place"]))),
                 wait_ns=float(np.median(_per_round(rounds, waits["place"], waits["end_ns"] - waits["start_ns"]))),
                 total_ns=int((end - start).sum()),
                 count=len(own),
@@ -217,17 +215,15 @@ def _traffic(rows: pd.DataFrame, rounds: Rounds, is_call: bool = False) -> list[
     lines = []
     timed = rows.assign(place=places_of(rounds, rows["round"]), time_ns=rows["end_ns"] - rows["start_ns"])
     for (what, stage), own in timed.groupby(["what", "stage"], sort=True):
-        counts = _per_round(rounds, own["place"], pd.Series(np.ones(len(own))))
         num_bytes = _per_round(rounds, own["place"], own["num_bytes"])
         lines.append(
             TrafficLine(
                 what=str(what),
                 stage=str(stage),
-                num_per_round=float(np.median(counts)),
+                num_per_round=float(np.median(_per_round(rounds, own["place"]))),
                 bytes_per_round=None if is_call else float(np.median(num_bytes)),
                 time_ns=float(own["time_ns"].median()),
                 total_ns=int(own["time_ns"].sum()),
-                count=len(own),
             )
         )
     return sorted(lines, key=lambda line: -line.total_ns)
@@ -248,11 +244,10 @@ def _kernel_lines(window: Window, rounds: Rounds) -> list[KernelLine]:
                 KernelLine(
                     stage=stage,
                     name=str(name),
-                    num_per_round=float(np.median(_per_round(rounds, rows["place"], pd.Series(np.ones(len(rows)))))),
+                    num_per_round=float(np.median(_per_round(rounds, rows["place"]))),
                     median_ns=float(rows["time_ns"].median()),
                     per_round_ns=float(np.median(_per_round(rounds, rows["place"], rows["time_ns"]))),
                     share=total / whole if whole else 0.0,
-                    total_ns=int(total),
                 )
             )
     return lines

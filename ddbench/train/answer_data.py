@@ -15,7 +15,6 @@ from ddbench.errors import UserError
 from ddbench.train.answers import Answers
 
 WIDTHS = (256, 384, 512, 768, 1024)  # tokens of a row; an answer goes to the first that holds it
-HELDOUT_EVERY = 128  # of the prompts: those whose place is a multiple are never trained on
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class AnswerBatch:
 class AnswerRows:
     """All answers on the training device, by width."""
 
-    def __init__(self, answers: Answers, device: str, widths: tuple[int, ...] = WIDTHS) -> None:
+    def __init__(self, answers: Answers, device: str, widths: tuple[int, ...]) -> None:
         longest = int(answers.lengths.max(initial=0))
         if longest > widths[-1]:
             raise UserError(f"an answer of {longest} tokens, prompt included; rows hold {widths[-1]} at most")
@@ -94,7 +93,10 @@ def block_targets(
     return wanted, torch.where(places < lengths[:, None, None], weights, 0.0)
 
 
-def split_heldout(answers: Answers, every: int = HELDOUT_EVERY) -> tuple[Answers, Answers]:
-    """(to train on, greedy ones of the prompts kept apart). No answer to such a prompt is trained on."""
+def split_heldout(answers: Answers, every: int) -> tuple[Answers, Answers]:
+    """(to train on, greedy ones of the prompts kept apart: those whose place is a multiple of `every`).
+
+    No answer to such a prompt is trained on.
+    """
     is_apart = answers.places % every == 0
     return answers.only(~is_apart), answers.only(is_apart & answers.is_greedy)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ddbench.errors import UserError
+from ddbench.models.attention import TreeTriton
 from ddbench.models.checkpoints import published
 from ddbench.models.checkpoints.drafter_store import save_drafter
 from ddbench.models.drafter import Drafter
@@ -31,20 +32,20 @@ from ddbench.train.answers import (
     load_answers,
     pack,
     read_manifest,
-    save_shard,
     shard_path,
 )
 from ddbench.train.card import software, update_card
 from ddbench.train.chat import apart_from_sets, encode_prompts
 from ddbench.train.chat_prompts import make_prompts, read_chat_prompts, write_chat_prompts
-from ddbench.train.corpus import SKIPPED_FOLDERS, Document
+from ddbench.train.corpus import SKIPPED_FOLDERS, Document, corpus_documents
 from ddbench.train.decode import LOOP_PERIOD, LOOP_TAIL, Decoder, Jobs
 from ddbench.train.device import require_training_device
 from ddbench.train.drafter import initialize
 from ddbench.train.folded import FoldedMask
 from ddbench.train.int8 import round_to_int8
-from ddbench.train.loop import Report, TrainingRun
-from ddbench.train.tokens import corpus_documents, file_digest
+from ddbench.train.loop import Report, TrainingRun, with_options
+from ddbench.train.tokens import save_arrays
+from ddbench.wheels import sha256_of
 
 NUM_FEATURES = 5  # captured layers of a drafter made here, as of the published ones
 TEMPERATURES = (0.6, 1.0)  # of sampled answers, uniform
@@ -59,7 +60,7 @@ def run_prompts(*, corpus: Path | None, out: Path, count: int, seed: int, echo: 
     write_chat_prompts(out, prompts)
     kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(Counter(p.kind for p in prompts).items()))
     echo(f"{len(made) - len(prompts)} of {len(made)} prompts share text with a prompt set and were left out")
-    echo(f"{out}: {len(prompts)} prompts ({kinds}), {out.stat().st_size / 1e6:.1f} MB, sha256 {file_digest(out)[:16]}")
+    echo(f"{out}: {len(prompts)} prompts ({kinds}), {out.stat().st_size / 1e6:.1f} MB, sha256 {sha256_of(out)[:16]}")
 
 
 def _stdlib() -> Iterator[Document]:
@@ -89,7 +90,7 @@ def run_answers(*, target: str, prompts: Path, out: Path, minutes: float, rows: 
         raise UserError(f"{prompts}: none of {len(messages)} prompts leaves half of {total} tokens free: raise --total")
     jobs = answer_jobs(len(encoded), seed)
     facts = {
-        "target": target, "target_digest": published.digest(folder), "prompts_sha256": file_digest(prompts),
+        "target": target, "target_digest": published.digest(folder), "prompts_sha256": sha256_of(prompts),
         "num_prompts": len(encoded), "total": total, "shard": shard, "seed": seed, "temperatures": list(TEMPERATURES),
         "max_repetition": max_repetition, "loop_rule": [LOOP_TAIL, LOOP_PERIOD],
         "dtype": str(float_type(device)).removeprefix("torch."),
@@ -110,7 +111,7 @@ def run_answers(*, target: str, prompts: Path, out: Path, minutes: float, rows: 
         answers, loops = _shard(
             model, attend, encoded, places, part, (rows, total, seed, number), left, max_repetition, echo
         )
-        save_shard(shard_path(out, number), answers)
+        save_arrays(shard_path(out, number), **answers.arrays)
         done = [done[0] + len(answers), done[1] + answers.num_answer_tokens, done[2] + loops]
         echo(f"shard {number}: {len(answers)} answers, {answers.num_answer_tokens:,} tokens, {loops} loops left out")
     seconds = time.monotonic() - began
@@ -153,11 +154,7 @@ def _shard(model: Target, attend: VerifyAttention, encoded: list[list[int]], pla
 
 def attention_named(name: str) -> VerifyAttention:
     """How bulk decoding attends."""
-    if name == "folded":
-        return FoldedMask()
-    from ddbench.models.attention import TreeTriton
-
-    return TreeTriton()
+    return FoldedMask() if name == "folded" else TreeTriton()
 
 
 # -------------------------------------------------------------------------------------------------------- drafter
@@ -171,8 +168,7 @@ def run_answer_drafter(*, answers: Path, out: Path, work: Path | None, init: Pat
     require_training_device(device)
     torch.manual_seed(options["seed"])
     began = time.monotonic()
-    known = {field.name for field in dataclasses.fields(AnswerRecipe)}
-    recipe = dataclasses.replace(AnswerRecipe(), **{k: v for k, v in options.items() if k in known and v is not None})
+    recipe = with_options(AnswerRecipe(), options)
     manifest, data = read_manifest(answers), load_answers(answers)
     folder = _published(str(manifest["target"]))
     if manifest.get("target_digest") != published.digest(folder):

@@ -17,7 +17,7 @@ import torch
 
 from ddbench.models.drafter import Drafter
 from ddbench.models.target import Target
-from ddbench.train.answer_data import WIDTHS, AnswerBatch, AnswerRows
+from ddbench.train.answer_data import WIDTHS, AnswerBatch, AnswerRows, block_targets
 from ddbench.train.answers import Answers
 from ddbench.train.drafter import GAMMA, GROUP, block_hidden
 from ddbench.train.head_loss import head_loss
@@ -78,10 +78,9 @@ def replay_answers(
                 ids, lengths, first = rows.row_ids(chosen, width), rows.lengths[chosen], rows.prompt_lengths[chosen]
                 hits = _hits(drafter, target, ids, lengths, first, block).tolist()
                 for row, num in zip(hits, (lengths - first - 1).tolist(), strict=True):
-                    at = 0
+                    at, emitted = 0, emitted + num
                     while at < num:
-                        step = min(row[at] + 1, num - at)
-                        rounds, emitted, at = rounds + 1, emitted + step, at + step
+                        rounds, at = rounds + 1, at + row[at] + 1
     return {"chain_tau": emitted / rounds}
 
 
@@ -93,15 +92,14 @@ def _hits(
     longest += -longest % GROUP
     anchors = torch.minimum(first[:, None] + torch.arange(longest, device=ids.device), lengths[:, None] - 2)
     features = target.full(ids)[1]
-    places = anchors[:, :, None] + torch.arange(1, block, device=ids.device)
-    wanted = ids.gather(1, places.flatten(1).clamp(max=ids.shape[1] - 1)).view_as(places)
+    wanted, weights = block_targets(ids, lengths, anchors, block, gamma=block)
     head = target.lm_head.weight
     parts = []
     for part in torch.arange(longest, device=ids.device).split(8 * GROUP):
         hidden = block_hidden(drafter, target, features, ids, anchors[:, part], block).to(head.dtype)
         guess = torch.cat([(rows @ head.T).argmax(dim=-1) for rows in hidden.flatten(0, 2).split(8192)])
         parts.append(guess.view(len(ids), -1, block - 1))
-    right = (torch.cat(parts, dim=1) == wanted) & (places < lengths[:, None, None])
+    right = (torch.cat(parts, dim=1) == wanted) & (weights > 0)
     return right.long().cumprod(dim=-1).sum(dim=-1)
 
 
@@ -139,7 +137,7 @@ def train_on_answers(
         report(f"resumed at step {run.step}")
     features_of = features_of or (lambda ids: target.full(ids)[1])
 
-    def step(index: int, fraction: float) -> torch.Tensor:
+    def step(fraction: float) -> torch.Tensor:
         batch = rows.draw(recipe.tokens_per_step, recipe.anchor_share, block, gamma, by_width, by_row)
         with torch.no_grad():
             features = features_of(batch.ids)

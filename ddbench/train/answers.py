@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import torch
 
 from ddbench.errors import UserError
 
-GRAM = 4
+GRAM = 4  # tokens: as many ids as fill a word of 64 bits
 MOST_TOKEN_IDS = 0xC000 + 1  # ids below are stored; of such the top 16 bits of a packed 4-gram are never all ones
 MANIFEST = "answers.json"
 
@@ -48,47 +47,41 @@ class Answers:
         return np.cumsum(self.lengths, dtype=np.int64) - self.lengths
 
     @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """By the names that they have in a shard."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @property
     def digest(self) -> str:
         """SHA-256 of everything."""
-        parts = (self.tokens, self.lengths, self.prompt_lengths, self.places, self.is_greedy)
-        return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
+        return hashlib.sha256(b"".join(column.tobytes() for column in self.arrays.values())).hexdigest()
 
     def check(self) -> None:
         """ValueError where the columns do not belong together."""
-        columns = (self.lengths, self.prompt_lengths, self.places, self.is_greedy)
+        _, *columns = self.arrays.values()
         if {column.shape for column in columns} != {(len(self),)} or self.tokens.shape != (int(self.lengths.sum()),):
             raise ValueError("columns of different lengths")
 
     def only(self, chosen: np.ndarray) -> Answers:
         """Those where `chosen` [R] bool."""
-        kept = np.repeat(chosen, self.lengths)
-        return Answers(
-            self.tokens[kept],
-            self.lengths[chosen],
-            self.prompt_lengths[chosen],
-            self.places[chosen],
-            self.is_greedy[chosen],
-        )
+        tokens, *columns = self.arrays.values()
+        return Answers(tokens[np.repeat(chosen, self.lengths)], *(column[chosen] for column in columns))
 
     @staticmethod
     def joined(parts: Sequence[Answers]) -> Answers:
         """All of them, in order."""
-        columns = ("tokens", "lengths", "prompt_lengths", "places", "is_greedy")
-        return Answers(*(np.concatenate([getattr(part, name) for part in parts]) for name in columns))
+        return Answers(*map(np.concatenate, zip(*(part.arrays.values() for part in parts), strict=True)))
 
 
-def repeated_share(
-    tokens: torch.Tensor, prompt_lengths: torch.Tensor, lengths: torch.Tensor, gram: int = GRAM
-) -> torch.Tensor:
+def repeated_share(tokens: torch.Tensor, prompt_lengths: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """Share of each answer's 4-grams that repeat an earlier one of the same answer. tokens [R, T] -> [R] float32.
 
     The prompt does not count. Exact: four ids of 16 bits make one word.
     """
-    assert gram <= 4, "four ids fill a word"
-    grams = tokens.long().unfold(1, gram, 1)  # [R, T - gram + 1, gram]
-    keys = sum((grams[..., i] << (16 * i) for i in range(gram)), torch.zeros_like(grams[..., 0]))
+    grams = tokens.long().unfold(1, GRAM, 1)  # [R, T - GRAM + 1, GRAM]
+    keys = sum((grams[..., i] << (16 * i) for i in range(GRAM)), torch.zeros_like(grams[..., 0]))
     column = torch.arange(keys.shape[1], device=keys.device)
-    is_own = (column >= prompt_lengths[:, None]) & (column + gram <= lengths[:, None])
+    is_own = (column >= prompt_lengths[:, None]) & (column + GRAM <= lengths[:, None])
     keys = torch.where(is_own, keys, -1 - column)  # each another one, and none that four ids make
     ordered = keys.sort(dim=1).values
     num_repeats = (ordered[:, 1:] == ordered[:, :-1]).sum(dim=1)
@@ -114,22 +107,6 @@ def pack(tokens: torch.Tensor, lengths: torch.Tensor, prompt_lengths: torch.Tens
 
 def shard_path(folder: Path, number: int) -> Path:
     return folder / f"answers-{number:04d}.npz"
-
-
-def save_shard(path: Path, answers: Answers) -> None:
-    """In place in one step: a kill leaves no half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
-        np.savez(
-            file,
-            tokens=answers.tokens,
-            lengths=answers.lengths,
-            prompt_lengths=answers.prompt_lengths,
-            places=answers.places,
-            is_greedy=answers.is_greedy,
-        )
-    os.replace(partial, path)
 
 
 def load_answers(folder: Path) -> Answers:

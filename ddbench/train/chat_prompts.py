@@ -13,16 +13,14 @@ import os
 import random
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from ddbench.errors import UserError
-from ddbench.spec import first_message
 from ddbench.train import prompt_words as words
-from ddbench.train.corpus import Document
+from ddbench.train.corpus import Document, read_records
 from ddbench.train.math_prompts import math_message
 
 PromptKind = Literal["chat", "code", "math", "prose"]
@@ -230,14 +228,4 @@ def write_chat_prompts(path: Path, prompts: Sequence[ChatPrompt]) -> None:
 
 def read_chat_prompts(path: Path) -> list[ChatPrompt]:
     """All prompts of a file; one that is none is a UserError."""
-    try:
-        return list(_read(path))
-    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError, ValidationError) as error:
-        reason = first_message(error) if isinstance(error, ValidationError) else str(error)
-        raise UserError(f"{path}: no prompts file (make one with `ddbench train prompts`): {reason}") from error
-
-
-def _read(path: Path) -> Iterator[ChatPrompt]:
-    with lzma.open(path, "rt", encoding="utf-8", newline="\n") as file:
-        for line in file:
-            yield ChatPrompt.model_validate_json(line)
+    return read_records(path, ChatPrompt, "no prompts file (make one with `ddbench train prompts`)")

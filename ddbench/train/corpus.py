@@ -17,12 +17,14 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ddbench.errors import UserError, did_you_mean
+from ddbench.spec import first_message
 
+RecordT = TypeVar("RecordT", bound=BaseModel)
 Kind = Literal["code", "prose", "docs"]
 Reader = Literal["text", "html", "chapters", "rdata"]
 
@@ -275,10 +277,19 @@ def write_documents(path: Path, documents: Sequence[Document]) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def read_documents(path: Path) -> Iterator[Document]:
-    with lzma.open(path, "rt", encoding="utf-8", newline="\n") as file:
-        for line in file:
-            yield Document.model_validate_json(line)
+def read_records(path: Path, kind: type[RecordT], fault: str) -> list[RecordT]:
+    """All records of an xz file of one JSON object a line; `fault` is what a file that holds none of them is."""
+    try:
+        with lzma.open(path, "rt", encoding="utf-8", newline="\n") as file:
+            return [kind.model_validate_json(line) for line in file]
+    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError, ValidationError) as error:
+        reason = first_message(error) if isinstance(error, ValidationError) else str(error)
+        raise UserError(f"{path}: {fault}: {reason}") from error
+
+
+def corpus_documents(path: Path) -> list[Document]:
+    """All documents of a corpus file."""
+    return read_records(path, Document, "not a corpus file (make one with `ddbench train corpus`)")
 
 
 def _size(documents: Sequence[Document]) -> int:

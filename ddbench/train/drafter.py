@@ -14,14 +14,15 @@ import torch
 import torch.nn.functional as F
 
 from ddbench.models.drafter import Drafter
+from ddbench.models.random_weights import randomize
 from ddbench.models.target import Target
-from ddbench.models.weights import randomize
 from ddbench.train.continuations import Continuations
 from ddbench.train.folded import folded_attention
 from ddbench.train.loop import Budget, Report, TrainingRun, make_optimizer, run_steps, shape_key
 
 GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}  # by block size, as published
 GROUP = 16  # anchors whose blocks attend in one call
+REPLAYED_ROWS = 256  # held-out continuations of an evaluation while training
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,21 +133,15 @@ def draft_loss(logits: torch.Tensor, ids: torch.Tensor, anchors: torch.Tensor, g
 
 
 def sample_anchors(
-    prompt_lengths: torch.Tensor, total: int | torch.Tensor, block: int, count: int, generator: torch.Generator
+    prompt_lengths: torch.Tensor, total: int, block: int, count: int, generator: torch.Generator
 ) -> torch.Tensor:
-    """`count` anchors per row, uniform over the answer positions whose whole block lies in the row. -> [B, count].
-
-    `total` is the length of all rows, or of each, [B].
-    """
-    last = (total - block + torch.zeros_like(prompt_lengths))[:, None]
-    room = last + 1 - prompt_lengths[:, None]
+    """`count` anchors per row, uniform over the answer positions whose whole block lies in the row. -> [B, count]."""
+    room = (total - block + 1 - prompt_lengths)[:, None]
     uniform = torch.rand(len(prompt_lengths), count, generator=generator, device=prompt_lengths.device)
-    return torch.minimum(prompt_lengths[:, None] + (uniform * room).long(), last)
+    return (prompt_lengths[:, None] + (uniform * room).long()).clamp(max=total - block)
 
 
-def replay(
-    drafter: Drafter, target: Target, data: Continuations, block: int, device: str, max_rows: int = 256
-) -> dict[str, float]:
+def replay(drafter: Drafter, target: Target, data: Continuations, block: int, device: str) -> dict[str, float]:
     """Chain acceptance on recorded greedy answers: the same tokens a live greedy verify would accept.
 
     Every answer position is drafted from once; rounds are then replayed by jumping from anchor to anchor.
@@ -154,7 +149,7 @@ def replay(
     rounds = emitted = 0
     horizon = block - 1
     with torch.inference_mode():
-        for rows in torch.arange(min(max_rows, len(data.tokens))).split(16):
+        for rows in torch.arange(min(REPLAYED_ROWS, len(data.tokens))).split(16):
             ids = data.tokens[rows].long().to(device)
             first = int(data.prompt_lengths[rows].min())
             assert bool((data.prompt_lengths[rows] == first).all()), "replay needs rows of one prompt length"
@@ -168,7 +163,8 @@ def replay(
             for row in hits:
                 at = 0
                 while at < len(row):
-                    rounds, emitted, at = rounds + 1, emitted + row[at] + 1, at + row[at] + 1
+                    rounds, at = rounds + 1, at + row[at] + 1
+                emitted += at
     return {"chain_tau": emitted / rounds}
 
 
@@ -198,7 +194,7 @@ def train_drafter(
         report(f"resumed at step {run.step}")
     block, gamma = shape.block_size, GAMMA.get(shape.block_size, shape.block_size / 2)
 
-    def step(index: int, fraction: float) -> torch.Tensor:
+    def step(_: float) -> torch.Tensor:
         rows = torch.randint(len(tokens), (recipe.batch_rows,), generator=generator, device=device)
         ids = tokens[rows].long()
         anchors = sample_anchors(lengths[rows], ids.shape[1], block, recipe.anchors_per_row, generator)

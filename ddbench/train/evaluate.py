@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ddbench import units
 from ddbench.analysis.acceptance import is_degenerate
@@ -24,11 +24,11 @@ from ddbench.harness.observe import PassRows, pass_rows
 from ddbench.harness.workload import build_workload
 from ddbench.models.weights import Models, checkpoint_folder, load_models
 from ddbench.records import RoundRecord
-from ddbench.spec import ARMS, EngineSpec, WorkloadSpec
+from ddbench.spec import ARMS, Device, EngineSpec, WorkloadSpec
 from ddbench.train.card import software, update_card
 from ddbench.train.device import require_device
 from ddbench.train.loop import Report, time_left
-from ddbench.train.tokens import file_digest
+from ddbench.wheels import sha256_of
 
 BUDGETS = (8, 16, 32, 64)
 LENGTHS = ("tau", "tau_macro", "tau_uncut", "tau_novel", "tau_repeated")
@@ -48,7 +48,7 @@ def evaluate_pair(
     num_prompts: int | None,
     max_new_tokens: int,
     concurrency: int,
-    device: Literal["cpu", "cuda"],
+    device: Device,
     command: str,
     report: Report,
 ) -> dict[str, Any]:
@@ -58,14 +58,16 @@ def evaluate_pair(
     prompts = folder / "prompts.jsonl"
     base = EngineSpec(target=pair, device=device)
     models = load_models(base)
-    workload = WorkloadSpec(num_requests=num_prompts or _count(prompts), max_new_tokens=max_new_tokens)
+    workload = WorkloadSpec(num_requests=num_prompts or count_prompts(prompts), max_new_tokens=max_new_tokens)
     requests = build_workload(workload, models.target.shape, folder, 0).measured
     specs = arm_specs(base)
     arms: dict[str, dict[str, Any]] = {}
     truth: dict[int, tuple[int, ...]] = {}
     began = time.monotonic()
     for number, (name, spec) in enumerate(specs.items(), start=1):
-        rows = _run(spec, models, requests, concurrency)
+        rows = run_arm(spec, models, requests, concurrency)
+        if not rows.rounds:
+            raise UserError("every request ended with its first token: nothing was drafted; raise --max-new-tokens")
         truth = truth or {row.request_id: row.tokens for row in rows.requests}
         arms[name] = arm_facts(rows, truth)
         seconds = time.monotonic() - began
@@ -74,7 +76,7 @@ def evaluate_pair(
     return {
         "command": command,
         "prompts": {
-            "sha256": file_digest(prompts),
+            "sha256": sha256_of(prompts),
             "number": len(requests),
             "kinds": Counter(r.kind for r in requests),
         },
@@ -163,13 +165,11 @@ def _tau(rounds: Sequence[RoundRecord]) -> float | None:
     return round(sum(r.num_emitted for r in rounds) / len(rounds), 4) if rounds else None
 
 
-def _run(spec: EngineSpec, models: Models, requests: Sequence[Request], concurrency: int) -> PassRows:
+def run_arm(spec: EngineSpec, models: Models, requests: Sequence[Request], concurrency: int) -> PassRows:
+    """What the engine did; its times mean nothing."""
     probe = CleanProbe()
     finished = Engine(spec, models).run(requests, concurrency, probe)
-    rows = pass_rows(probe, requests, finished, "clean", 0, 0)
-    if not rows.rounds:
-        raise UserError("every request ended with its first token: nothing was drafted; raise --max-new-tokens")
-    return rows
+    return pass_rows(probe, requests, finished, "clean", 0, 0)
 
 
 def _pair_folder(pair: str) -> Path:
@@ -179,8 +179,8 @@ def _pair_folder(pair: str) -> Path:
     return folder
 
 
-def _count(prompts: Path) -> int:
+def count_prompts(prompts: Path) -> int:
     """Lines of a prompts.jsonl."""
     if not prompts.is_file():
-        raise UserError(f"{prompts}: missing; an evaluation needs the pair's held-out prompts")
+        raise UserError(f"{prompts}: missing; expected the pair's held-out prompts")
     return sum(1 for line in prompts.read_text(encoding="utf-8").split("\n") if line)

@@ -9,26 +9,25 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 
-from ddbench.engine.engine import Engine
 from ddbench.engine.types import Request
 from ddbench.errors import UserError
-from ddbench.harness.capture import CleanProbe
-from ddbench.harness.observe import PassRows, pass_rows
+from ddbench.harness.observe import PassRows
+from ddbench.harness.parity import compare, next_token_logits
+from ddbench.harness.store import write_atomically
 from ddbench.harness.workload import build_workload
 from ddbench.models.weights import Models, load_models
-from ddbench.spec import ARMS, EngineSpec, WorkloadSpec, first_message
+from ddbench.spec import ARMS, Device, EngineSpec, WorkloadSpec, first_message
 from ddbench.train.card import software
 from ddbench.train.device import require_device
-from ddbench.train.evaluate import arm_facts
+from ddbench.train.evaluate import arm_facts, run_arm
 from ddbench.train.loop import Report, time_left
 from ddbench.workloads.cache import Cache, cache_folder
 from ddbench.workloads.sets import find_set
@@ -68,18 +67,17 @@ def run_evaluate_sets(*, out: Path, echo: Report, minutes: float | None, **optio
         if minutes is not None and seconds >= 60 * minutes:
             echo(f"time is up before {label}: the same command goes on from there")
             break
-        rows = _run(spec, models, requests, options["concurrency"])
+        rows = run_arm(spec, models, requests, options["concurrency"])
         if spec.draft == "none" and spec.sampling == "greedy":
             truths = {row.request_id: row.tokens for row in rows.requests}
             _write(out / "greedy-answers.json", {str(k): list(v) for k, v in truths.items()})
-        result["settings"][label] = {name: set_facts(rows, name, truths) for name in (*names, "all")}
+        ties = near_ties(spec, models, requests, truths, rows) if truths and spec.sampling == "greedy" else frozenset()
+        result["settings"][label] = {name: set_facts(rows, name, truths, ties) for name in (*names, "all")}
         _write(out / RESULT, result)
         (out / TABLE).write_text(table(result), encoding="utf-8")
         tau = result["settings"][label]["all"]["tau"]
-        echo(
-            f"[{number}/{len(wanted)}] {label}: tau {tau:.3f}, "
-            + time_left(number / len(wanted), time.monotonic() - began)
-        )
+        left = time_left(number / len(wanted), time.monotonic() - began)
+        echo(f"[{number}/{len(wanted)}] {label}: tau {tau:.3f}, {left}")
     echo(table(result))
 
 
@@ -115,47 +113,58 @@ def settings(base: EngineSpec, budgets: str, temperatures: str, executor: str) -
                 raise UserError(f"{name}: {first_message(error)}") from error
 
 
-def set_facts(rows: PassRows, name: str, truths: Mapping[int, tuple[int, ...]]) -> dict[str, Any] | None:
-    """What `evaluate` says of an arm, of the requests of one set, or of all; None without a round."""
+def near_ties(
+    spec: EngineSpec, models: Models, requests: Sequence[Request], truths: Mapping[int, tuple[int, ...]], rows: PassRows
+) -> frozenset[int]:
+    """The requests whose first other token is one of two that the target could not tell apart in this precision."""
+    got = {row.request_id: row.tokens for row in rows.requests}
+    logits = next_token_logits(spec, models)
+    statuses = {one.request_id: compare(spec, [one], truths, got, logits, "").status for one in requests}
+    return frozenset(request_id for request_id, status in statuses.items() if status == "near_tie")
+
+
+def set_facts(
+    rows: PassRows, name: str, truths: Mapping[int, tuple[int, ...]], ties: frozenset[int] = frozenset()
+) -> dict[str, Any] | None:
+    """What `evaluate` says of an arm, of the requests of one set, or of all; None without a round.
+
+    `ties`: the requests whose output leaves plain decoding's at a near tie.
+    """
     ids = {row.request_id for row in rows.requests if name in ("all", row.kind)}
     requests = [row for row in rows.requests if row.request_id in ids]
     rounds = [row for row in rows.rounds if row.request_id in ids]
     if not rounds:
         return None
     known = truths or {row.request_id: () for row in requests}
-    return arm_facts(PassRows(requests, rounds, [], [], rows.paths), known)
+    return {**arm_facts(PassRows(requests, rounds, [], [], rows.paths), known), "near_ties": len(ids & ties)}
 
 
 def table(result: Mapping[str, Any]) -> str:
     """Acceptance lengths and histograms as Markdown, set by set."""
     lines = []
     for name in (*result["requests"], "all"):
-        lines += [f"## {name}", "", f"| setting | {' | '.join(SHOWN)} | = ar | rounds accepting 0, 1, 2, ... (%) |"]
-        lines.append("| --- " * (len(SHOWN) + 3) + "|")
+        titles = f"{' | '.join(SHOWN)} | = ar | near ties | rounds accepting 0, 1, 2, ... (%)"
+        lines += [f"## {name}", "", f"| setting | {titles} |", "| --- " * (len(SHOWN) + 4) + "|"]
         for label, facts in result["settings"].items():
             own = facts[name]
             if own is None:
                 continue
             cells = ["-" if own[key] is None else f"{own[key]:.4g}" for key in SHOWN]
             shares = " ".join(f"{100 * count / own['rounds']:.1f}" for count in own["accepted_histogram"])
-            same = f"{own['equal_to_ar']}/{own['requests']}" if label.endswith("T=0") else "-"
-            lines.append(f"| {label} | {' | '.join(cells)} | {same} | {shares} |")
+            is_greedy = label.endswith("T=0")
+            same = f"{own['equal_to_ar']}/{own['requests']}" if is_greedy else "-"
+            ties = f"{own['near_ties']}" if is_greedy else "-"
+            lines.append(f"| {label} | {' | '.join(cells)} | {same} | {ties} | {shares} |")
         lines.append("")
     return "\n".join(lines)
 
 
 def _base(options: Mapping[str, Any]) -> EngineSpec:
-    device: Literal["cpu", "cuda"] = options["device"]
+    device: Device = options["device"]
     require_device(device)
     fast: dict[str, Any] = {"kernels": "triton", "attention": "tree_triton"} if device == "cuda" else {}
     drafter = None if options["drafter"] is None else str(options["drafter"])
     return EngineSpec(target=options["target"], drafter=drafter, device=device, dtype=options["dtype"], **fast)
-
-
-def _run(spec: EngineSpec, models: Models, requests: Sequence[Request], concurrency: int) -> PassRows:
-    probe = CleanProbe()
-    finished = Engine(spec, models).run(requests, concurrency, probe)
-    return pass_rows(probe, requests, finished, "clean", 0, 0)
 
 
 def _numbers(text: str, option: str) -> list[float]:
@@ -200,6 +209,4 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_atomically(path, json.dumps(content, indent=1) + "\n")

@@ -6,6 +6,7 @@ a run limited by time still decays its learning rate.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from pydantic import BaseModel
@@ -24,12 +25,17 @@ from torch import nn
 from ddbench import units
 from ddbench.errors import UserError
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+RecipeT = TypeVar("RecipeT", bound="DataclassInstance")
 Report = Callable[[str], object]
 Clock = Callable[[], float]  # seconds
 
 NUM_EVALUATIONS = 10  # per training
 SAVE_SECONDS = 60.0  # of training between checkpoints, at most
 REPORT_STEPS, REPORT_SECONDS = 50, 10.0  # between progress lines, whichever comes first
+RATE_FLOOR = 0.02  # of the peak, at the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +51,17 @@ class Budget:
         return min(1.0, max(step / self.steps, by_time))
 
 
-def learning_rate(fraction: float, step: int, peak: float, warmup_steps: int, floor: float = 0.02) -> float:
-    """Linear warm-up, then cosine decay to `floor * peak`."""
+def with_options(recipe: RecipeT, options: Mapping[str, Any]) -> RecipeT:
+    """The default recipe with what the command line sets."""
+    known = {field.name for field in dataclasses.fields(recipe)}
+    return dataclasses.replace(recipe, **{k: v for k, v in options.items() if k in known and v is not None})
+
+
+def learning_rate(fraction: float, step: int, peak: float, warmup_steps: int) -> float:
+    """Linear warm-up, then cosine decay to `RATE_FLOOR * peak`."""
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
-    return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * fraction)))
+    return peak * (RATE_FLOOR + (1 - RATE_FLOOR) * 0.5 * (1 + math.cos(math.pi * fraction)))
 
 
 def make_optimizer(module: nn.Module, peak: float, weight_decay: float) -> torch.optim.AdamW:
@@ -139,7 +151,7 @@ class TrainingRun:
 def run_steps(
     run: TrainingRun,
     budget: Budget,
-    train_step: Callable[[int, float], torch.Tensor],
+    train_step: Callable[[float], torch.Tensor],
     evaluate: Callable[[], dict[str, float]],
     report: Report,
     *,
@@ -148,7 +160,7 @@ def run_steps(
     stop_after: float | None = None,
     clock: Clock = time.monotonic,
 ) -> None:
-    """Train until the budget is used, evaluating every tenth of it; `train_step(step, fraction)` returns the loss.
+    """Train until the budget is used, evaluating every tenth of it; `train_step(fraction)` returns the loss.
 
     Only time spent training counts; a checkpoint follows every evaluation and every minute. After `stop_after` seconds
     by the clock it stops with a checkpoint, to be resumed.
@@ -162,7 +174,7 @@ def run_steps(
             report(f"stopped at step {run.step}, {100 * fraction:.1f} %: the same command goes on from there")
             return
         rate = learning_rate(fraction, run.step, peak, warmup_steps)
-        loss = _update(run, train_step(run.step, fraction), rate)
+        loss = _update(run, train_step(fraction), rate)
         if run.step % REPORT_STEPS == 0 or clock() - reported >= REPORT_SECONDS:
             value = loss.item()  # also keeps the host from running far ahead of the device
             reported = clock()

@@ -12,17 +12,17 @@ NUM_WORDS = 8
 _WORD = re.compile(r"[a-z0-9]+")
 
 
-def grams(text: str, size: int = NUM_WORDS) -> set[tuple[str, ...]]:
-    """All runs of `size` words of a text; a shorter text is one run."""
+def grams(text: str) -> set[tuple[str, ...]]:
+    """All runs of `NUM_WORDS` words of a text; a shorter text is one run."""
     found = _WORD.findall(text.lower())
-    if len(found) < size:
+    if len(found) < NUM_WORDS:
         return {tuple(found)} if found else set()
-    return {tuple(found[i : i + size]) for i in range(len(found) - size + 1)}
+    return {tuple(found[i : i + NUM_WORDS]) for i in range(len(found) - NUM_WORDS + 1)}
 
 
-def without_overlap(texts: Iterable[str], heldout: Iterable[str], size: int = NUM_WORDS) -> list[int]:
+def without_overlap(texts: Iterable[str], heldout: Iterable[str]) -> list[int]:
     """Places in `texts` of those that share no run with a held-out text."""
     known: set[tuple[str, ...]] = set()
     for text in heldout:
-        known |= grams(text, size)
-    return [place for place, text in enumerate(texts) if known.isdisjoint(grams(text, size))]
+        known |= grams(text)
+    return [place for place, text in enumerate(texts) if known.isdisjoint(grams(text))]

@@ -9,33 +9,27 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from ddbench.errors import UserError, did_you_mean
 from ddbench.models.drafter import Drafter
+from ddbench.models.lab_format import load_strict, read_shapes, save_pair, shapes_from
 from ddbench.models.shapes import TARGETS, DrafterShape, TargetShape, drafter_shape, target_shape
 from ddbench.models.target import Target
-from ddbench.models.weights import (
-    count_parameters,
-    dequantize_experts,
-    load_strict,
-    read_shapes,
-    save_pair,
-    shapes_from,
-)
+from ddbench.models.weights import count_parameters, dequantize_experts
+from ddbench.train.answer_pipeline import run_answer_drafter
 from ddbench.train.card import read_card, software, update_card
 from ddbench.train.continuations import Continuations, generate
-from ddbench.train.corpus import Document, build_corpus
+from ddbench.train.corpus import Document, build_corpus, corpus_documents
 from ddbench.train.device import require_training_device
 from ddbench.train.drafter import DrafterRecipe, initialize, train_drafter
-from ddbench.train.loop import REPORT_SECONDS, Report, time_left
+from ddbench.train.loop import REPORT_SECONDS, Report, time_left, with_options
 from ddbench.train.target import TargetRecipe, bits_per_byte, train_target
 from ddbench.train.tokenizer import balanced_sample, load_tokenizer, select_prompts, train_tokenizer, write_prompts
-from ddbench.train.tokens import TokenStream, Windows, corpus_documents, file_digest, load_tokens
-
-RecipeT = TypeVar("RecipeT", TargetRecipe, DrafterRecipe)
+from ddbench.train.tokens import TokenStream, Windows, load_tokens
+from ddbench.wheels import sha256_of
 
 SAMPLE_BYTES = 7_000_000  # of each kind of text, to train a tokenizer on
 SPARE_PROMPTS = 96  # candidates of each kind beyond those wanted: some share text with the corpus
@@ -48,7 +42,7 @@ def run_target(*, corpus: Path, heldout: Path, out: Path, work: Path | None, sha
     require_training_device(device)
     torch.manual_seed(options["seed"])
     work = work or out / "work"
-    recipe = _recipe(TargetRecipe(), options)
+    recipe = with_options(TargetRecipe(), options)
     target, drafter = shapes_for(shape)
     _require_vocabulary(tokenizer, target)
     echo("tokenising the corpus")
@@ -84,7 +78,7 @@ def run_drafter(*, corpus: Path, heldout: Path, out: Path, work: Path | None, in
     require_training_device(device)
     torch.manual_seed(options["seed"])
     work = work or out / "work"
-    recipe = _recipe(DrafterRecipe(), options)
+    recipe = with_options(DrafterRecipe(), options)
     shape = read_shapes(out)[1]
     tokenizer = out / "tokenizer.json"
     train_stream = load_tokens(corpus, tokenizer, work, echo)
@@ -99,15 +93,8 @@ def run_drafter(*, corpus: Path, heldout: Path, out: Path, work: Path | None, in
                 target, windows, count, total, min(batch_rows, count), share, echo, shape.block_size, max_repetition
             )
 
-    key = (
-        file_digest(out / "target.safetensors"),
-        train_stream.digest,
-        rows,
-        total,
-        greedy_share,
-        max_repetition,
-        options["seed"],
-    )
+    made_by = (rows, total, greedy_share, max_repetition, options["seed"])
+    key = (sha256_of(out / "target.safetensors"), train_stream.digest, *made_by)
     train_rows = _kept(work, key, lambda: continued(train_stream, rows, greedy_share, options["seed"] + 1, 4096))
     seconds_generating = time.monotonic() - began
     heldout_rows = continued(heldout_stream, HELDOUT_ROWS, 1.0, 7, HELDOUT_ROWS)
@@ -147,8 +134,6 @@ def run_any_drafter(*, answers: Path | None, given: dict[str, str], **options: A
 
     `given` has the spelling of every option that was set: one that would be passed over is an error.
     """
-    from ddbench.train.answer_pipeline import run_answer_drafter
-
     way, others = ("--answers", ONLY_FOR_CORPUS) if answers is not None else ("--corpus", ONLY_FOR_ANSWERS)
     for name in given:
         if name in others:
@@ -226,12 +211,6 @@ def _require_vocabulary(path: Path, shape: TargetShape) -> None:
     size = load_tokenizer(path).get_vocab_size()
     if size > shape.vocab:
         raise UserError(f"{path}: {size} tokens, the shape '{shape.name}' has {shape.vocab}; pass another of the two")
-
-
-def _recipe(recipe: RecipeT, options: dict[str, Any]) -> RecipeT:
-    """The default recipe with what the command line sets."""
-    known = {field.name for field in dataclasses.fields(recipe)}
-    return dataclasses.replace(recipe, **{k: v for k, v in options.items() if k in known and v is not None})
 
 
 def _run_facts(

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -23,13 +22,13 @@ from ddbench.engine.types import Request
 from ddbench.errors import UserError
 from ddbench.harness.workload import build_workload
 from ddbench.models.weights import Models, checkpoint_folder, load_models
-from ddbench.spec import ARMS, PROFILE_SUFFIX, EngineSpec, WorkloadSpec
+from ddbench.spec import ARMS, PROFILE_SUFFIX, Device, EngineSpec, WorkloadSpec
 from ddbench.train.card import software
 from ddbench.train.device import require_device
+from ddbench.train.evaluate import arm_specs, count_prompts
 from ddbench.train.loop import Report
-from ddbench.train.tokens import file_digest
+from ddbench.wheels import sha256_of
 
-BUDGETS = (8, 16, 32, 64)
 SET_PROMPTS = 64  # of a prompt set, where no number is given
 
 Truth = Mapping[int, Sequence[int]]
@@ -44,7 +43,7 @@ def run_profile(
     num_prompts: int | None,
     max_new_tokens: int,
     concurrency: int,
-    device: Literal["cpu", "cuda"],
+    device: Device,
     command: str,
     echo: Report,
 ) -> None:
@@ -58,7 +57,7 @@ def run_profile(
     if folder is None or models.facts.num_drafter_parameters == 0:
         raise UserError(f"pair '{pair}' has no trained drafter; pass a shipped pair or a pair folder")
     is_own = prompts == "held-out"
-    number = num_prompts or (_count(folder / "prompts.jsonl") if is_own else SET_PROMPTS)
+    number = num_prompts or (count_prompts(folder / "prompts.jsonl") if is_own else SET_PROMPTS)
     asked = WorkloadSpec(prompts=prompts, num_requests=number, max_new_tokens=max_new_tokens)
     workload = build_workload(asked, models.target.shape, folder, 0)
     truth = answers(base, models, workload.measured, concurrency)
@@ -79,7 +78,7 @@ def run_profile(
         block_size=models.drafter.shape.block_size,
         dtype=base.dtype,
         prompts=prompts,
-        prompts_digest=file_digest(folder / "prompts.jsonl") if workload.card is None else workload.card.set_digest,
+        prompts_digest=sha256_of(folder / "prompts.jsonl") if workload.card is None else workload.card.set_digest,
         num_prompts=len(requests),
         kinds=dict(sorted(Counter(request.kind for request in requests).items())),
         max_new_tokens=max_new_tokens,
@@ -99,12 +98,6 @@ def num_places(request: Request, truth: Truth) -> int:
     """Anchor positions of an answer: its tokens up to the stop, less the last, after which nothing is drafted."""
     said = truth[request.request_id][: request.max_new_tokens]
     return next((place for place, token in enumerate(said) if token in request.stop_token_ids), len(said) - 1)
-
-
-def arm_specs(base: EngineSpec) -> dict[str, EngineSpec]:
-    """The arms whose acceptance lengths a profile has to reproduce."""
-    trees = {f"ddtree {budget}": {**ARMS["ddtree"], "node_budget": budget} for budget in BUDGETS}
-    return {name: base.model_copy(update=pins) for name, pins in ({"chain": ARMS["chain"]} | trees).items()}
 
 
 def answers(base: EngineSpec, models: Models, requests: Sequence[Request], concurrency: int) -> dict[int, list[int]]:
@@ -163,6 +156,8 @@ def _lengths(
     """Tokens per round by arm, all requests pooled; the first token, which the prefill gives, belongs to no round."""
     lengths = {}
     for arm, spec in arm_specs(base).items():
+        if spec.draft != base.draft:  # an arm without a drafter, of which a profile says nothing
+            continue
         finished = Engine(spec, models, continuations=truth).run(requests, concurrency)
         lengths[arm] = sum(len(done.tokens) - 1 for done in finished) / sum(done.num_rounds for done in finished)
         echo(f"{'pair' if truth is None else 'oracle'}, {arm}: {lengths[arm]:.4f} tokens per round")
@@ -188,9 +183,3 @@ def table(measured: Mapping[str, float], replayed: Mapping[str, float]) -> str:
     for arm, length in measured.items():
         lines.append(f"{arm:<20}{length:>9.4f}{replayed[arm]:>9.4f}{replayed[arm] / length - 1:>+9.1%}")
     return "\n".join(lines)
-
-
-def _count(prompts: Path) -> int:
-    if not prompts.is_file():
-        raise UserError(f"{prompts}: missing; a profile is recorded on the pair's held-out prompts")
-    return sum(1 for line in prompts.read_text(encoding="utf-8").split("\n") if line)

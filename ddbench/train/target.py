@@ -16,13 +16,14 @@ import torch.nn.functional as F
 
 from ddbench.kernels import int4
 from ddbench.models.moe import MoE
+from ddbench.models.random_weights import randomize
 from ddbench.models.shapes import DrafterShape, TargetShape
 from ddbench.models.target import Target
-from ddbench.models.weights import randomize
 from ddbench.train.loop import Budget, Report, TrainingRun, make_optimizer, run_steps, shape_key
 from ddbench.train.tokens import TokenStream, Windows
 
 BALANCE_RATE = 1e-3  # step of an expert's selection bias per training step
+SAMPLED_WINDOWS = 256  # of a stream, at most, for a look at its compression
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +77,13 @@ def balance(model: Target, loads: torch.Tensor) -> None:
         layer.bias.add_(BALANCE_RATE * torch.sign(load.mean() - load))
 
 
-def bits_per_byte(
-    model: Target, stream: TokenStream, window: int, fake_quantize: bool = False, max_windows: int = 256
-) -> float:
+def bits_per_byte(model: Target, stream: TokenStream, window: int, fake_quantize: bool = False) -> float:
     """Held-out compression: cross-entropy in bits over the text's UTF-8 bytes (whole windows, an even sample)."""
     tokens = torch.from_numpy(stream.tokens.astype("int64"))
     device = next(model.parameters()).device
     window = min(window, len(tokens) - 1)
     count = (len(tokens) - 1) // window
-    chosen = torch.linspace(0, count - 1, min(count, max_windows)).long().unique()
+    chosen = torch.linspace(0, count - 1, min(count, SAMPLED_WINDOWS)).long().unique()
     total = 0.0
     with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         for part in chosen.split(32):
@@ -116,7 +115,7 @@ def train_target(
         report(f"resumed at step {run.step}")
     is_int4 = shape.moe is not None and shape.moe.weight_format == "int4"
 
-    def step(_: int, fraction: float) -> torch.Tensor:
+    def step(fraction: float) -> torch.Tensor:
         ids = windows.sample(recipe.batch_rows, recipe.window + 1)
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             loss, loads = next_token_loss(model, ids, is_int4 and fraction >= recipe.quantize_from)

@@ -5,7 +5,6 @@ prompts.jsonl -> harness. Digits are split one by one, a line break and its inde
 survives a round trip.
 """
 
-import hashlib
 import json
 import re
 from collections import Counter
@@ -162,7 +161,7 @@ def clashing(tokenizer: Tokenizer, prompts: Sequence[Prompt], training: Iterable
 
 
 def select_prompts(
-    tokenizer: Tokenizer, heldout: Sequence[Document], training: Iterable[str], per_kind: int = 32, spare: int = 32
+    tokenizer: Tokenizer, heldout: Sequence[Document], training: Iterable[str], per_kind: int, spare: int
 ) -> list[Prompt]:
     """`per_kind` prompts of each kind that clash with nothing; ids are renumbered. Reads the training texts once."""
     candidates = cut_prompts(tokenizer, heldout, per_kind, spare)
@@ -176,12 +175,7 @@ def select_prompts(
     return chosen
 
 
-def write_prompts(path: Path, prompts: Sequence[Prompt]) -> str:
-    """Write prompts.jsonl; returns its SHA-256."""
+def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
+    """Write prompts.jsonl."""
     lines = (json.dumps(p.model_dump(), ensure_ascii=False) + "\n" for p in prompts)
     path.write_text("".join(lines), encoding="utf-8", newline="\n")
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def read_prompts(path: Path) -> list[Prompt]:
-    return [Prompt.model_validate_json(line) for line in path.read_text(encoding="utf-8").split("\n") if line]

@@ -7,7 +7,6 @@ beside the run so that a resumed training does not tokenise again.
 from __future__ import annotations
 
 import hashlib
-import lzma
 import os
 import time
 from dataclasses import dataclass
@@ -15,13 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 
 from ddbench.errors import UserError
-from ddbench.spec import first_message
-from ddbench.train.corpus import Document, read_documents
+from ddbench.train.corpus import Document, corpus_documents
 from ddbench.train.loop import REPORT_SECONDS, Report, time_left
 from ddbench.train.tokenizer import load_tokenizer
+from ddbench.wheels import sha256_of
 
 END_ID = 0
 
@@ -58,46 +56,27 @@ class TokenStream:
         return int(end - self.starts[document])
 
 
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def corpus_documents(path: Path) -> list[Document]:
-    """All documents of a corpus file; a file that is none is a UserError."""
-    try:
-        return list(read_documents(path))
-    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError, ValidationError) as error:
-        reason = first_message(error) if isinstance(error, ValidationError) else str(error)
-        raise UserError(f"{path}: not a corpus file (make one with `ddbench train corpus`): {reason}") from error
-
-
 def load_tokens(corpus: Path, tokenizer_path: Path, cache: Path | None, report: Report) -> TokenStream:
     """Tokenise a corpus file, or take the array that `cache` holds of the same corpus and tokenizer."""
-    digest = file_digest(corpus)
-    key = hashlib.sha256(f"{digest}{file_digest(tokenizer_path)}".encode()).hexdigest()[:16]
+    digest = sha256_of(corpus)
+    key = hashlib.sha256(f"{digest}{sha256_of(tokenizer_path)}".encode()).hexdigest()[:16]
     cached = None if cache is None else cache / f"tokens-{key}.npz"
     if cached is not None and cached.is_file():
         data = np.load(cached)
         return TokenStream(data["tokens"], data["starts"], tuple(data["kinds"].tolist()), data["doc_bytes"], digest)
     stream = _tokenize(corpus_documents(corpus), tokenizer_path, digest, report)
     if cached is not None:
-        _store(stream, cached)
+        kinds = np.array(stream.kinds)
+        save_arrays(cached, tokens=stream.tokens, starts=stream.starts, kinds=kinds, doc_bytes=stream.doc_bytes)
     return stream
 
 
-def _store(stream: TokenStream, path: Path) -> None:
-    """Atomically: a kill leaves no half-written cache."""
+def save_arrays(path: Path, **arrays: np.ndarray) -> None:
+    """An .npz file, in place in one step: a kill leaves no half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:
-        np.savez(
-            file,
-            tokens=stream.tokens,
-            starts=stream.starts,
-            kinds=np.array(stream.kinds),
-            doc_bytes=stream.doc_bytes,
-        )
+        np.savez(file, **arrays)  # type: ignore[arg-type]
     os.replace(partial, path)
 
 

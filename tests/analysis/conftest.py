@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ddbench.analysis.frames import RunFrames, load_run
+from ddbench.analysis.settings import Setting, study_of
 from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases, model_card, synthetic_environment
 from ddbench.analysis.synthetic_captures import CapturePlan
 from ddbench.harness.store import CaseTables, RunFolder, create_run, write_case
@@ -189,3 +190,26 @@ def synthetic_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def synthetic_frames(synthetic_folder: Path) -> RunFrames:
     return load_run(synthetic_folder)
+
+
+@pytest.fixture
+def setting_of(hand_run, hand_case, three_requests) -> Callable[..., Setting]:
+    """A chain setting with these stage samples and costs; a clean pass of 68 ms in five rounds."""
+    case = next(case for case in make_cases(concurrencies=(1,)) if case.arm == "chain")
+
+    def make(stages=(), costs=(), attributed_ms=(20, 30), replayed_ms=None, **fields) -> Setting:
+        hand = hand_case(
+            case=case,
+            requests=three_requests,
+            round_ms=(14, 16, 10, 14, 14),
+            num_nodes=3,
+            verify_width=5,
+            stages=tuple(stages),
+            attributed_ms=attributed_ms,
+            replayed_ms=replayed_ms,
+            fields={"stage_costs": tuple(costs), **fields},
+        )
+        (setting,) = study_of(load_run(hand_run([hand]).path)).settings
+        return setting
+
+    return make

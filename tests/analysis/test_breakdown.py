@@ -4,12 +4,8 @@ import pytest
 
 from ddbench.analysis.breakdown import Breakdown, breakdown, idle_between_graphs
 from ddbench.analysis.decompose import HOST_GAP, PARTS, Shares, shares_of
-from ddbench.analysis.frames import load_run
-from ddbench.analysis.settings import study_of
-from ddbench.analysis.synthetic import make_cases
 from ddbench.records import NotMeasured, StageSample
 
-CASE = {case.arm: case for case in make_cases(concurrencies=(1,))}
 MS = 1_000_000
 
 
@@ -17,7 +13,7 @@ def sample(step: int, stage: str, ms: int) -> StageSample:
     return StageSample(step=step, stage=stage, duration_ns=ms * MS, clock="host")
 
 
-def test_stages_and_gap_make_up_the_mean_round(hand_run, hand_case, three_requests) -> None:
+def test_stages_and_gap_make_up_the_mean_round(setting_of) -> None:
     """Two attributed rounds of 20 and 30 ms; draft in both, commit in one, prefill outside; 125 against 100 ms wall."""
     stages = (
         sample(-1, "prefill", 16 * 9),
@@ -27,16 +23,7 @@ def test_stages_and_gap_make_up_the_mean_round(hand_run, hand_case, three_reques
         sample(1, "verify", 14),
         sample(1, "commit", 2),
     )
-    case = hand_case(
-        case=CASE["chain"],
-        requests=three_requests,
-        round_ms=(14, 16, 10, 14, 14),
-        num_nodes=3,
-        verify_width=5,
-        stages=stages,
-        attributed_ms=(20, 30),
-    )
-    (setting,) = study_of(load_run(hand_run([case]).path)).settings
+    setting = setting_of(stages)
     found = breakdown(setting)
     assert isinstance(found, Breakdown)
     assert found.stage_ms == {"draft": 5.0, "verify": 12.0, "commit": 1.0}
@@ -47,26 +34,15 @@ def test_stages_and_gap_make_up_the_mean_round(hand_run, hand_case, three_reques
     assert found.outside_ms == {"prefill": 16 * 9 / setting.workload.num_requests}
 
 
-def test_without_attributed_pass_there_is_a_reason(hand_run, hand_case, three_requests) -> None:
-    case = hand_case(case=CASE["chain"], requests=three_requests, round_ms=(1,) * 5, num_nodes=3, verify_width=5)
-    (setting,) = study_of(load_run(hand_run([case]).path)).settings
-    assert breakdown(setting) == NotMeasured(not_measured="no attributed pass was run: capture mode 'none'")
-
-
-def test_under_graphs_the_gap_is_the_clean_pass_s_own(hand_run, hand_case, three_requests) -> None:
-    """Rounds of 68 ms in all, graphs in 51 of them: a quarter idle, however long the attributed pass waits."""
-    stages = (sample(0, "draft", 4), sample(0, "verify", 11))
-    graphs = hand_case(
-        case=CASE["chain"],
-        requests=three_requests,
-        round_ms=(14, 16, 10, 14, 14),
-        num_nodes=3,
-        verify_width=5,
-        stages=stages,
-        attributed_ms=(90,),
-        replayed_ms=51,
+def test_without_attributed_pass_there_is_a_reason(setting_of) -> None:
+    assert breakdown(setting_of(attributed_ms=())) == NotMeasured(
+        not_measured="no attributed pass was run: capture mode 'none'"
     )
-    (setting,) = study_of(load_run(hand_run([graphs]).path)).settings
+
+
+def test_under_graphs_the_gap_is_the_clean_pass_s_own(setting_of) -> None:
+    """Rounds of 68 ms in all, graphs in 51 of them: a quarter idle, however long the attributed pass waits."""
+    setting = setting_of((sample(0, "draft", 4), sample(0, "verify", 11)), attributed_ms=(90,), replayed_ms=51)
     assert idle_between_graphs(setting) == pytest.approx(0.25)
     found = breakdown(setting)
     assert isinstance(found, Breakdown)
@@ -78,7 +54,6 @@ def test_under_graphs_the_gap_is_the_clean_pass_s_own(hand_run, hand_case, three
     assert shares.values.sum() == pytest.approx(1)
 
 
-def test_without_graphs_nothing_is_known_of_idle_time_between_them(hand_run, hand_case, three_requests) -> None:
-    case = hand_case(case=CASE["chain"], requests=three_requests, round_ms=(1,) * 5, num_nodes=3, verify_width=5)
-    (setting,) = study_of(load_run(hand_run([case]).path)).settings
-    assert idle_between_graphs(setting) == NotMeasured(not_measured="the rounds were not replayed as graphs")
+def test_without_graphs_nothing_is_known_of_idle_time_between_them(setting_of) -> None:
+    why = NotMeasured(not_measured="the rounds were not replayed as graphs")
+    assert idle_between_graphs(setting_of(attributed_ms=())) == why

@@ -6,9 +6,11 @@ import dataclasses
 import itertools
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from ddbench.analysis.calibration import FEWEST_ROUNDS, MOST_BINS, calibration_bins
+from ddbench.analysis.columns import Columns, Whole
 from ddbench.analysis.frames import load_run
 from ddbench.analysis.settings import Setting, study_of
 from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases
@@ -23,8 +25,9 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Setting]:
 
 
 def with_rounds(setting: Setting, expected: np.ndarray, accepted: np.ndarray) -> Setting:
-    rounds = setting.rounds.iloc[: len(expected)].assign(expected_length=expected, num_accepted=accepted)
-    return dataclasses.replace(setting, rounds=rounds)
+    unit = pd.Categorical(setting.rounds["unit"][: len(expected)])
+    rounds = pd.DataFrame({"unit": unit, "expected_length": expected, "num_accepted": accepted})
+    return dataclasses.replace(setting, rounds=Columns(Whole(rounds), 0, len(rounds)))
 
 
 def test_every_round_is_in_one_bin_in_order(settings: dict[str, Setting]) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddbench.analysis.columns import columns_of, grouped, no_rows
+from ddbench.analysis.columns import Columns, Whole, grouped, no_rows
 
 rows = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xyz"), st.integers(0, 99)), max_size=20)
 
@@ -44,9 +44,8 @@ def test_no_rows_have_columns_all_the_same() -> None:
     assert none["number"].tolist() == none.codes("case").tolist() == []
 
 
-def test_columns_of_columns_are_themselves() -> None:
-    whole = columns_of(frame([("a", "x", 1), ("b", "y", 2)]))
+def test_a_column_that_is_not_there_is_an_error() -> None:
+    whole = Columns(Whole(frame([("a", "x", 1), ("b", "y", 2)])), 0, 2)
     assert whole["number"].tolist() == [1, 2]
-    assert columns_of(whole) is whole
     with pytest.raises(KeyError):
         whole["no such column"]

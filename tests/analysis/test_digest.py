@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 
 from ddbench.analysis import digest as entry
-from ddbench.analysis.digest import READERS, CaptureProblem, Digested, digest, main
+from ddbench.analysis.digest import READERS, digest, main
+from ddbench.analysis.digested import CaptureProblem, Digested
 from ddbench.captured import CAPTURE_TABLES, TABLES_OF, Capture, CapturedRun, CaptureStart, KernelCounter
 from ddbench.records import NotMeasured
 

@@ -34,9 +34,16 @@ def without_last_token(frame: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def drafted(column: str, value: int) -> Callable[[pd.DataFrame], pd.DataFrame]:
+def drafted(column: str, value: int) -> Corrupt:
     """Sets the column in the rounds of the arms that draft a tree."""
-    return lambda frame: frame.assign(**{column: frame[column].where(frame["arm"] != "ddtree", value)})
+
+    def change(frames: RunFrames) -> RunFrames:
+        trees = frames.cases.loc[frames.cases["arm"] == "ddtree", "case_id"]
+        rounds = frames.rounds
+        changed = rounds.assign(**{column: rounds[column].where(~rounds["case_id"].isin(trees), value)})
+        return dataclasses.replace(frames, rounds=changed)
+
+    return change
 
 
 def ran_something_else(frames: RunFrames) -> RunFrames:
@@ -53,8 +60,8 @@ CORRUPTIONS: dict[str, Corrupt] = {
     "emitted_is_accepted_plus_one": table("rounds", added("num_emitted", -1)),
     "pooled_length": table("requests", added("num_rounds", 3)),
     "length_within_horizon": table("rounds", lambda frame: frame.assign(num_nodes=0)),
-    "accepted_within_tree": table("rounds", drafted("num_accepted", 99)),
-    "nodes_within_budget": table("rounds", drafted("num_nodes", 33)),
+    "accepted_within_tree": drafted("num_accepted", 99),
+    "nodes_within_budget": drafted("num_nodes", 33),
     "nodes_within_width": table("rounds", added("verify_width", -1)),
     "batch_is_its_rows": table("steps", added("batch_size", 1)),
     "pass_totals": table("passes", added("num_emitted", 1)),

@@ -13,7 +13,6 @@ from ddbench.analysis.roofline import (
     drifts,
     machine_of,
     roofline_of,
-    rooflines,
 )
 from ddbench.analysis.settings import Setting, study_of
 from ddbench.analysis.synthetic import make_cases
@@ -22,6 +21,12 @@ from ddbench.records import Ceilings, CeilingSample, NotMeasured, StageCost, Sta
 CASE = {case.arm: case for case in make_cases(concurrencies=(1,))}
 MS = 1_000_000
 CACHE = 32_000_000
+
+
+def rooflines(setting: Setting, ceilings: Ceilings | NotMeasured, default_threads: int | None = None):
+    """The stages alone."""
+    found = roofline_of(setting, breakdown(setting), ceilings, default_threads)
+    return found.stages if isinstance(found, Roofline) else found
 
 
 def sample(kind: str, cache: str, amount: float, **changes) -> CeilingSample:
@@ -53,27 +58,6 @@ def timed(step: int, stage: str, ms: float, clock: str = "host") -> StageSample:
 
 
 Make = Callable[..., Setting]
-
-
-@pytest.fixture
-def setting_of(hand_run, hand_case, three_requests) -> Make:
-    """A chain setting with these stage samples and costs."""
-
-    def make(stages=(), costs=(), attributed_ms=(20, 30), **fields) -> Setting:
-        case = hand_case(
-            case=CASE["chain"],
-            requests=three_requests,
-            round_ms=(14, 16, 10, 14, 14),
-            num_nodes=3,
-            verify_width=5,
-            stages=tuple(stages),
-            attributed_ms=attributed_ms,
-            fields={"stage_costs": tuple(costs), **fields},
-        )
-        (setting,) = study_of(load_run(hand_run([case]).path)).settings
-        return setting
-
-    return make
 
 
 def one_floor(

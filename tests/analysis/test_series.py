@@ -98,7 +98,7 @@ def test_draws_stay_within_one_pass_per_place_and_run_on(layout: Layout) -> None
     total = sum(layout.passes)
     owner = np.repeat(np.arange(len(layout.passes)), layout.passes)
     firsts = np.cumsum((0, *layout.passes))
-    drawn = np.concatenate(list(series.draws(layout)))
+    drawn = np.concatenate(list(series.drawn(np.arange(sum(layout.passes)), layout)))
     assert drawn.shape == (stats.NUM_RESAMPLES, total)
     place = 0
     for length in layout.passes:
@@ -118,7 +118,7 @@ def test_draws_stay_within_one_pass_per_place_and_run_on(layout: Layout) -> None
 
 def test_every_round_is_drawn_equally_often() -> None:
     """Blocks go around the end: the first and last rounds, prefills and drains, weigh as much as the others."""
-    drawn = np.concatenate(list(series.draws(Layout(((25,),)))))
+    drawn = np.concatenate(list(series.drawn(np.arange(25), Layout(((25,),)))))
     times = np.bincount(drawn.ravel(), minlength=25) / stats.NUM_RESAMPLES
     assert times == pytest.approx(np.ones(25), abs=0.15)
 
@@ -126,7 +126,7 @@ def test_every_round_is_drawn_equally_often() -> None:
 def test_chunks_do_not_change_what_is_drawn(monkeypatch) -> None:
     """Long runs are drawn some resamples at a time to bound memory; every resample is still of full length."""
     monkeypatch.setattr(series, "_MAX_CELLS", 1000)
-    parts = list(series.draws(Layout(((40,),))))
+    parts = list(series.drawn(np.arange(40), Layout(((40,),))))
     assert len(parts) == 40
     assert np.concatenate(parts).shape == (stats.NUM_RESAMPLES, 40)
 

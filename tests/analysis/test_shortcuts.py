@@ -59,6 +59,10 @@ def test_resampled_medians_are_medians_of_what_was_drawn(table: np.ndarray) -> N
 # --- rounds in blocks of neighbours -----------------------------------------------------------------------------------
 
 
+def rows_drawn(layout: Layout, stream: int = 0) -> list[np.ndarray]:
+    return list(series.drawn(np.arange(sum(layout.passes)), layout, stream))
+
+
 def drawn_row_by_row(layout: Layout, stream: int) -> np.ndarray:
     """The bootstrap of `series.py` as its text has it: [R, N] row numbers."""
     clusters = layout.clusters
@@ -95,13 +99,13 @@ LAYOUTS = (((40,),), ((7,), (0,)), ((5, 0, 9), (4,)), ((12, 3), (6,), (0, 8)), (
 @pytest.mark.parametrize("lengths", LAYOUTS)
 def test_draws_are_those_of_the_plain_bootstrap(lengths, stream: int) -> None:
     layout = Layout(lengths)
-    assert np.array_equal(np.concatenate(list(series.draws(layout, stream))), drawn_row_by_row(layout, stream))
+    assert np.array_equal(np.concatenate(rows_drawn(layout, stream)), drawn_row_by_row(layout, stream))
 
 
 def test_draws_in_chunks_are_those_of_the_plain_bootstrap(monkeypatch) -> None:
     layout = Layout(((20, 10), (5,), (13,)))
     monkeypatch.setattr(series, "_MAX_CELLS", 10_007)
-    parts = list(series.draws(layout))
+    parts = rows_drawn(layout)
     assert len(parts) > 1
     assert max(part.size for part in parts) <= 10_007
     assert np.array_equal(np.concatenate(parts), drawn_row_by_row(layout, 0))
@@ -112,7 +116,7 @@ def test_sums_and_medians_of_resamples_are_those_of_their_rows(layout: Layout, s
     total = sum(layout.passes)
     columns = np.random.default_rng(total).lognormal(0, 1, (2, total))
     columns[1] = np.rint(10 * columns[1])  # whole numbers: their sums are exact in any order
-    rows = np.concatenate(list(series.draws(layout, stream)))
+    rows = np.concatenate(rows_drawn(layout, stream))
     sums = series.resampled_sums(columns, layout, stream)
     assert np.array_equal(sums[1], columns[1][rows].sum(axis=1))
     np.testing.assert_allclose(sums[0], columns[0][rows].sum(axis=1), rtol=1e-14)
@@ -172,17 +176,15 @@ def test_a_setting_has_its_rows_in_their_order(many: RunFrames, name: str) -> No
         if pass_name:
             is_own &= table["pass_name"] == pass_name
         expected, found = table[is_own.to_numpy(dtype=bool)], getattr(setting, name)
-        assert len(setting.arrays[name]) == len(found) == len(expected)
-        for column in found.columns:
+        assert len(found) == len(expected)
+        for column in table.columns:
             plain = expected[column].tolist()
             assert all(np.array_equal(one, other) for one, other in zip(found[column], plain, strict=True))
-            own = setting.arrays[name][column]
-            assert all(np.array_equal(one, other) for one, other in zip(own, plain, strict=True))
 
 
 def test_rows_of_settings_are_slices_of_one_table(many: RunFrames) -> None:
     """Memory does not grow with the number of settings."""
-    rows = [setting.arrays["rounds"]["num_emitted"] for setting in study_of(many).settings if setting.is_ok]
+    rows = [setting.rounds["num_emitted"] for setting in study_of(many).settings if setting.is_ok]
     bases = {id(own.base if own.base.base is None else own.base.base) for own in rows}
     assert len(rows) > 5
     assert len(bases) == 1
@@ -218,15 +220,19 @@ def test_rounds_and_prefills_are_those_of_each_pass(many: RunFrames) -> None:
     for setting in study_of(many).settings:
         if not setting.is_ok:
             continue
-        passes = setting.passes.sort_values(["block", "pass_index"])
-        steps = [of_pass(setting.steps, one).sort_values("step") for one in passes.itertuples()]
-        requests = [of_pass(setting.requests, one) for one in passes.itertuples()]
+        passes = clean_rows(many.passes, setting).sort_values(["block", "pass_index"])
+        steps = [of_pass(clean_rows(many.steps, setting), one).sort_values("step") for one in passes.itertuples()]
+        requests = [of_pass(clean_rows(many.requests, setting), one) for one in passes.itertuples()]
         assert setting.ordered.layout.passes == tuple(map(len, steps))
         durations = pd.concat([(own["end_ns"] - own["start_ns"]) / 1e6 for own in steps])
         assert setting.ordered.milliseconds.tolist() == durations.tolist()
         rounds, prefills = events(setting.ordered, setting.requests, setting.passes)
         assert rounds.numerators.tolist() == pd.concat(steps)["num_emitted"].tolist()
         assert prefills.layout.passes == tuple(map(len, requests))
+
+
+def clean_rows(table: pd.DataFrame, setting: Setting) -> pd.DataFrame:
+    return table[((table["setting"] == setting.key) & (table["pass_name"] == "clean")).to_numpy(dtype=bool)]
 
 
 def of_pass(table: pd.DataFrame, one) -> pd.DataFrame:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from ddbench.analysis.columns import Columns, Whole
 from ddbench.analysis.frames import load_run
 from ddbench.analysis.metrics import METRICS, evaluate
 from ddbench.analysis.settings import study_of
@@ -54,8 +55,9 @@ def test_round_cost_weighs_rounds_by_the_requests_they_serve(synthetic_frames) -
         value = evaluate(METRICS["round_cost_ms"], setting, study)
         rows = synthetic_frames.rounds
         own = rows[(rows["setting"] == setting.key) & (rows["pass_name"] == "clean")]
-        durations = setting.steps.set_index("step")["end_ns"] - setting.steps.set_index("step")["start_ns"]
-        assert value.value == pytest.approx(float(np.mean(durations[own["step"]])) / 1e6)
+        steps = setting.steps
+        durations = dict(zip(steps["step"], steps["end_ns"] - steps["start_ns"], strict=True))
+        assert value.value == pytest.approx(float(np.mean([durations[step] for step in own["step"]])) / 1e6)
         assert value.low <= value.value <= value.high
 
 
@@ -65,5 +67,7 @@ def test_prompts_that_a_process_did_not_time_are_left_out(tmp_path) -> None:
     (setting,) = study_of(frames).settings
     whole = tpot_by_prompt(setting.requests)
     assert whole.values.shape == (3, 6)
-    is_lost = ((setting.requests["block"] == 1) & (setting.requests["unit"] == "p2")).to_numpy()
-    assert tpot_by_prompt(setting.requests[~is_lost]).units == tuple(unit for unit in whole.units if unit != "p2")
+    rows = frames.requests
+    is_kept = (rows["pass_name"] == "clean") & ~((rows["block"] == 1) & (rows["unit"] == "p2"))
+    kept = Columns(Whole(rows, np.flatnonzero(is_kept)), 0, is_kept.sum())
+    assert tpot_by_prompt(kept).units == tuple(unit for unit in whole.units if unit != "p2")

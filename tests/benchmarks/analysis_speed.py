@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
-from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases, synthetic_environment
-from ddbench.records import Ceilings, CeilingSample
+from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases, synthetic_ceilings
+from ddbench.records import Ceilings
 from ddbench.spec import Case
 
 WANTED = "wanted for 1,000 cases and 1,000,000 rounds: under 30 s and 2 GB on two cores"
@@ -54,36 +54,15 @@ def build(folder: Path, num_cases: int, num_blocks: int) -> None:
     partial = folder.with_name(f".partial-{folder.name}")
     shutil.rmtree(partial, ignore_errors=True)
     cases = distinct_cases(num_cases, num_blocks)
-    build_run(partial, SyntheticPlan(cases=cases))
-    ceilings = Ceilings(
-        device="cpu", last_level_cache_bytes=32_000_000, samples=tuple(ceiling_samples(cases[0].engine.dtype))
-    )
-    (partial / "ceilings.json").write_text(ceilings.model_dump_json(), encoding="utf-8")
+    build_run(partial, SyntheticPlan(cases=cases, ceilings=ceilings(cases[0].engine.dtype)))
     partial.rename(folder)
 
 
-def ceiling_samples(dtype: str) -> Iterator[CeilingSample]:
+def ceilings(dtype: str) -> Ceilings:
     """What a machine that does not exist can do."""
-    for when in ("before", "after"):
-        for kind, cache, amount in (
-            ("read", "hot", 4e10),
-            ("read", "cold", 1e10),
-            ("copy", "cold", 1e10),
-            ("matmul", "none", 1e11),
-            ("launch", "none", 2e3),
-        ):
-            yield CeilingSample(
-                kind=kind,
-                cache=cache,
-                when=when,
-                dtype=dtype,
-                num_threads=synthetic_environment().num_threads,
-                working_set_bytes=1_000_000,
-                amount=amount,
-                low=0.95 * amount,
-                high=1.05 * amount,
-                num_samples=9,
-            )
+    reading = {("read", "hot"): 4e10, ("read", "cold"): 1e10, ("copy", "cold"): 1e10}
+    amounts = {**reading, ("matmul", "none"): 1e11, ("launch", "none"): 2e3}
+    return synthetic_ceilings(amounts, 0.05, ("before", "after"), cache_bytes=32_000_000, dtype=dtype)
 
 
 # --- the measurement --------------------------------------------------------------------------------------------------

@@ -192,14 +192,14 @@ class Laps:
 
 def measure(place: Path, console: Console) -> None:
     """Phase by phase, and whether every kernel found its stage."""
-    from ddbench.analysis.nsys.attribution import attribute
+    from ddbench.analysis.nsys.attribution import attributed_ops, concluded
     from ddbench.analysis.nsys.export import read_export
     from ddbench.analysis.nsys.sampled import stage_metrics
 
     laps = Laps()
     export = read_export(place)
     laps.lap("read")
-    attribution = attribute(export)
+    attribution = concluded(export, attributed_ops(export))
     laps.lap("attribute")
     metrics = stage_metrics(export, attribution)
     laps.lap("samples")
@@ -207,9 +207,10 @@ def measure(place: Path, console: Console) -> None:
     console.print(laps.table)
     assert not isinstance(metrics, NotMeasured), metrics
     console.print(f"{len(attribution.ops)} ops, {len(export.samples)} samples of known metrics, {len(metrics)} results")
-    for line in attribution.ledger.lines:
-        console.print(f"{line.basis}: {line.count} ops, {attribution.ledger.share(line.basis):.1%} of device time")
-    assert attribution.ledger.share("unattributed") == 0.0, "a kernel without its stage"
+    total = sum(line.time_ns for line in attribution.ledger)
+    for line in attribution.ledger:
+        console.print(f"{line.basis}: {line.count} ops, {line.time_ns / total:.1%} of device time")
+    assert not attribution.ledger[-1].time_ns, "a kernel without its stage"
 
 
 def measure_digest(place: Path, console: Console) -> None:

@@ -97,7 +97,8 @@ def make_engine() -> Callable[..., Engine]:
         debug: bool = True,
         **changes: object,
     ) -> Engine:
-        spec = EngineSpec(**{"target": models.facts.target, "node_budget": 12, **ARMS[arm], **changes})  # type: ignore[arg-type]
-        return Engine(spec, models, continuations=continuations, oracle_quality=quality, debug=debug)
+        values = {"target": models.facts.target, "node_budget": 12, "oracle_quality": tuple(quality), **ARMS[arm]}
+        spec = EngineSpec.model_validate({**values, **changes})
+        return Engine(spec, models, continuations=continuations, debug=debug)
 
     return make

@@ -261,7 +261,7 @@ def test_the_probe_hears_every_token_once(models, make_engine, make_requests):
 def test_unused_parts_have_no_path(gqa_models, make_engine, make_requests):
     probe = Recorder()
     make_engine(gqa_models, "ar").run(make_requests(1), 1, probe)
-    assert set(probe.paths) == {"attention", "sampling", "executor", "kernels"}
+    assert set(probe.paths) == {"attention", "sampling", "prefill", "executor", "kernels"}
 
 
 def test_bfloat16_runs_keep_their_invariants(make_engine, make_requests):
@@ -328,7 +328,7 @@ def test_parts_can_be_replaced(gqa_models, make_engine, make_requests, greedy):
 
     dropping = replace(parts, tree_build=DropsOddRows(engine.setting))
     probe = Recorder()
-    again = Engine(engine.spec, gqa_models, parts=dropping, debug=True, continuations=truth, oracle_quality=(1.0,) * 4)
+    again = Engine(engine.spec, gqa_models, parts=dropping, debug=True, continuations=truth)
     assert tokens_of(again.run(requests, 4, probe)) == [truth[r.request_id] for r in requests]
     first = probe.outcomes[0]
     assert [len(tokens) for tokens in first.tokens] == [5, 1, 5, 1]

@@ -66,14 +66,7 @@ def late() -> Callable[[Engine], Engine]:
 
     def make(engine: Engine) -> Engine:
         parts = replace(build_parts(engine.setting), executor=LateExecutor(engine.setting))
-        setting = engine.setting
-        return Engine(
-            engine.spec,
-            engine.models,
-            parts=parts,
-            continuations=setting.continuations,
-            oracle_quality=setting.oracle_quality,
-        )
+        return Engine(engine.spec, engine.models, parts=parts, continuations=engine.setting.continuations)
 
     return make
 

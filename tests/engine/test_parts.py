@@ -70,7 +70,7 @@ def test_what_needs_a_gpu_is_out_of_reach_on_a_cpu_and_nothing_else_is():
             if absence(spec) is not None:
                 assert absence(spec) == f"{field} '{name}' needs a CUDA device"
                 out_of_reach.add(name)
-    assert out_of_reach == {"tree_triton", "stage_graphs", "round_graph"}
+    assert out_of_reach == {"tree_triton", "graph", "stage_graphs", "round_graph"}
 
 
 def test_a_target_without_a_drafter_runs_the_model_free_arms_only():

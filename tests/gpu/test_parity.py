@@ -27,6 +27,9 @@ def variants():
         for materialize in ("sequential", "batched"):
             changes = {"executor": "round_graph", "materialize": materialize}
             yield pytest.param(target, "ddtree", changes, id=f"{target}-ddtree-round_graph-{materialize}")
+        for arm in ARMS:
+            changes = {"executor": "round_graph", "prefill": "graph"}
+            yield pytest.param(target, arm, changes, id=f"{target}-{arm}-round_graph-prefill_graph")
 
 
 @pytest.mark.parametrize(("target", "arm", "changes"), [*variants()])
@@ -43,6 +46,8 @@ def test_every_variant_emits_what_plain_decoding_emits(lab, target, arm, changes
         counts = engine.parts.executor.counters()
         assert counts["eager_rounds"] == 0
         assert counts["graph_replays"] > 0
+    if changes.get("prefill") == "graph":
+        assert engine.parts.prefill.counters()["eager_prefills"] == 0
 
 
 BF16: tuple[tuple[str, dict[str, str]], ...] = (

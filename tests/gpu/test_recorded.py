@@ -141,3 +141,13 @@ def test_a_capture_is_seen_and_refused(lab):
     assert events.counters()["graph_captures"] == 2, "one for each batch size"
     with pytest.raises(DdbenchError, match="captured within a timed pass"):
         events.check()
+
+
+@pytest.mark.parametrize("executor", ["eager", "round_graph"])
+def test_the_kernels_that_ran_are_on_record(lab, executor):
+    """As nodes of a graph, too. The target is FP32, for which no op has a kernel for Hopper."""
+    result, _ = measure_case(job(lab, executor), lambda phase: None)
+    assert isinstance(result, OkResult)
+    assert "_tree_attention_kernel" in result.kernels_launched["tree_attention_triton"]
+    assert "_tree_build_kernel" in result.kernels_launched["tree_build_triton"]
+    assert not [file for file in result.kernels_launched if file.endswith("_gluon")]

@@ -61,6 +61,7 @@ def can() -> Capabilities:
             "attention": ("dense_mask",),
             "sampling": ("greedy", "stochastic"),
             "executor": ("eager", "round_graph"),
+            "prefill": ("eager", "graph"),
         },
         absence=lambda spec: "executor 'round_graph' needs a GPU" if spec.executor == "round_graph" else None,
         check_target=check_target,

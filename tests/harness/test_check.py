@@ -51,6 +51,7 @@ def test_parity_rows_name_what_is_out_of_reach_and_why(monkeypatch: pytest.Monke
     assert {row.status for row in rows} == {"skipped"}
     assert {row.subject: row.detail for row in rows[:-1]} == {
         "attention=tree_triton": "attention 'tree_triton' needs a CUDA device",
+        "prefill=graph": "prefill 'graph' needs a CUDA device",
         "executor=stage_graphs": "executor 'stage_graphs' needs a CUDA device",
         "executor=round_graph": "executor 'round_graph' needs a CUDA device",
         "kernels=triton": "kernels 'triton' needs a CUDA device",

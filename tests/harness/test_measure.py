@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -178,6 +179,42 @@ def test_a_part_that_took_another_path_is_not_measured_under_its_name(monkeypatc
     monkeypatch.setattr(measure, "pass_rows", fell_back)
     with pytest.raises(DdbenchError, match="'fused' was asked for, 'sequential' ran"):
         measured(job())
+
+
+def test_an_op_that_leaves_the_set_of_kernels_is_on_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As group-limited routing does, which is plain torch under every name."""
+    assert not any(part.startswith("kernels.") for part in ok(job())[0].path_used)
+    monkeypatch.setattr("ddbench.engine.engine.plain_ops", lambda module, kernels: ("moe_route",))
+    result, _ = ok(job())
+    assert result.path_used["kernels.moe_route"] == "torch"
+    assert "moe_route ran in plain torch: kernels 'torch' have nothing for this model's form of it" in result.warnings
+
+
+def test_kernels_that_were_launched_are_on_record_and_looked_for_in_nothing_that_is_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert ok(job())[0].kernels_launched == {}
+    phases: list[str] = []
+    within: list[int] = []
+
+    @contextmanager
+    def seen(spec: EngineSpec, names: set[str]) -> Iterator[None]:
+        within.append(1)
+        names.add(f"kernel {len(within)}")
+        yield
+        within.append(-1)
+
+    def timed(*given: Any) -> Any:
+        phases.append("timed")
+        assert sum(within) == 0
+        return real(*given)
+
+    real = measure._run_passes
+    monkeypatch.setattr(measure, "_run_passes", timed)
+    monkeypatch.setattr(measure, "launches_seen", seen)
+    monkeypatch.setattr(measure, "by_file", lambda names: {"file": tuple(sorted(names))})
+    assert ok(job())[0].kernels_launched == {"file": ("kernel 1", "kernel 3")}
+    assert phases == ["timed"]
 
 
 def test_what_the_counting_pass_replays_is_not_counted_as_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,10 +20,8 @@ from ddbench.engine.launch import Launch
 from ddbench.engine.parts import SpeculativeParts, build_parts
 from ddbench.engine.probe import NullProbe
 from ddbench.engine.types import DraftTree, Finished, Part, Request, RoundOutcome
-from ddbench.models.drafter import Drafter
 from ddbench.models.shapes import DRAFTERS, TARGETS, RopeShape
-from ddbench.models.target import Target
-from ddbench.models.weights import ModelFacts, Models, dequantize_experts, load_models, randomize
+from ddbench.models.weights import Models, dequantize_experts, load_models, random_models_of
 from ddbench.reference.generate import decode
 from ddbench.spec import ARMS, EngineSpec
 
@@ -34,17 +32,13 @@ NUDGES = (0.0, 3.0, 8.0)  # added to the true token's logit, by position: no hel
 
 
 @cache
-def tiny_pair(name: str, target_changes: tuple = (), drafter_changes: tuple = (), seed: int = 0) -> Models:
+def tiny_pair(name: str, target_changes: tuple = (), drafter_changes: tuple = ()) -> Models:
     """A random pair of a named shape with some fields changed; experts unpacked."""
-    target_shape = TARGETS[name].model_copy(update=dict(target_changes))
-    drafter_shape = DRAFTERS[name].model_copy(update=dict(drafter_changes))
-    target = Target(target_shape, drafter_shape.target_layer_ids)
-    drafter = Drafter(drafter_shape, target_shape.max_context)
-    for number, module in enumerate((target, drafter)):
-        randomize(module, seed * 2 + number)
-        module.requires_grad_(False).eval()
-    dequantize_experts(target, torch.float32)
-    return Models(target, drafter, ModelFacts(name, "", drafter_shape.name, "", False, 0, 0), None)
+    target = TARGETS[name].model_copy(update=dict(target_changes))
+    drafter = DRAFTERS[name].model_copy(update=dict(drafter_changes))
+    models = random_models_of(target, drafter)
+    dequantize_experts(models.target, torch.float32)
+    return models
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from ddbench.harness.workload import build_workload
+from ddbench.models.lab_format import load_strict
 from ddbench.models.target import Target
-from ddbench.models.weights import Models, dequantize_experts, load_strict
+from ddbench.models.weights import Models, dequantize_experts
 from ddbench.spec import ARMS, WorkloadSpec
 
 NAMES = ("tiny-gqa", "tiny-mla-moe")  # K = 2 features in 2 drafter layers, and in 3: H06

@@ -208,7 +208,7 @@ STAND_INS = {
     ),
     "tma": types.SimpleNamespace(async_copy_global_to_shared=copy), "fence_async_shared": nothing,
     "warpgroup_mma": warpgroup_mma, "warpgroup_mma_wait": warpgroup_mma_wait,
-    "gdc_launch_dependents": nothing,
+    "gdc_launch_dependents": nothing, "gdc_wait": nothing,
 }  # fmt: skip
 for name in ("_add", "_word_pair", "_masked", "_produce", "_consume", "_tree_attention_hopper_kernel"):
     source = getattr(hopper, name).fn
@@ -221,8 +221,9 @@ class Emulated:
     """In the place of the kernel in the product's `launch`."""
 
     def __getitem__(self, grid):
-        def launched(*args, num_warps, **constexprs):
+        def launched(*args, num_warps, launch_pdl, **constexprs):
             assert num_warps == 4
+            assert launch_pdl
             values = [given(x) for x in args]
             for pid in range(grid[0]):
                 PROGRAM[0] = pid
@@ -286,8 +287,7 @@ if __name__ == "__main__":
     np.seterr(invalid="ignore", over="ignore")
     hopper._tree_attention_hopper_kernel = Emulated()
     hopper.suits = lambda *_: True
-    launcher._is_hopper = lambda _: True
-    launcher.gdc_wait = nothing
+    launcher.is_hopper = lambda _: True
     launcher.ROWS_AT_ONCE = 0  # the interpreter takes milliseconds for a program
     answers = {}
     for number, (name, case) in enumerate(cases().items()):

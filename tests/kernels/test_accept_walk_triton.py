@@ -161,8 +161,9 @@ def check_greedy_posterior_takes_several_steps_per_chunk():
     kernel = kernels._argmax_chunk_kernel
     value, index = torch.empty(rows, 1, device=DEVICE), torch.empty(rows, 1, dtype=torch.int32, device=DEVICE)
     kernel[(rows, 1)](
-        *(logits, index, value, index, vocab, vocab, 3, 1, rows), HAS_COUNTS=False, BLOCK_V=kernels.BLOCK_V, num_warps=8
-    )
+        *(logits, index, value, index, vocab, vocab, 3, 1, rows), HAS_COUNTS=False, BLOCK_V=kernels.BLOCK_V,
+        num_warps=8, **kernels.dependence(logits),
+    )  # fmt: skip
     assert (value == 1).all()
     assert (index == 5).all()
 

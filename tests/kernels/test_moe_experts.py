@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -10,9 +12,7 @@ from ddbench.reference import moe_experts as spec
 from ddbench.testing import assert_within_budget, poison
 
 FORMS = {
-    "gather": kernel.moe_experts_gather,
-    "grouped": kernel.moe_experts_grouped,
-    "dense": kernel.moe_experts_dense,
+    **{form: partial(kernel.moe_experts, form=form) for form in ("gather", "grouped", "dense")},
     "chosen": kernel.moe_experts,
 }
 EACH_FORM = pytest.mark.parametrize("run", FORMS.values(), ids=FORMS)
@@ -65,11 +65,10 @@ def test_unused_experts_are_not_read(form):
 
 
 def test_rule_of_forms():
-    """A CPU groups; a GPU never waits for counts unless told that it may."""
+    """A CPU groups; a GPU never waits for counts."""
     assert kernel.choose_form(2, 16, "cpu") == kernel.choose_form(999, 16, "cpu") == "grouped"
     assert kernel.choose_form(16, 16, "cuda") == "gather"
     assert kernel.choose_form(17, 16, "cuda") == "dense"
-    assert kernel.choose_form(17, 16, "cuda", can_sync=True) == "grouped"
 
 
 @pytest.mark.parametrize("tokens", [3, 30])

@@ -20,9 +20,10 @@ from ddbench.models.inputs import VerifyInputs
 from ddbench.models.layers import SwiGLU
 from ddbench.models.mla import MLAAttention
 from ddbench.models.moe import MoE
+from ddbench.models.random_weights import randomize
 from ddbench.models.shapes import DrafterShape, RopeShape, TargetShape
 from ddbench.models.target import Target
-from ddbench.models.weights import Models, dequantize_experts, random_models, randomize
+from ddbench.models.weights import Models, dequantize_experts, random_models
 from ddbench.reference import int4, mla_tree_attention, moe_experts, moe_route, rms_norm, rope, tree_attention
 
 TINY = ("tiny-gqa", "tiny-mla-moe")

@@ -13,6 +13,8 @@ import safetensors.torch
 import torch
 
 from ddbench.errors import CheckpointError, UserError
+from ddbench.models.lab_format import load_strict, read_shapes, save_pair
+from ddbench.models.random_weights import randomize
 from ddbench.models.shapes import DRAFTERS, TARGETS, DrafterShape, TargetShape
 from ddbench.models.target import Target
 from ddbench.models.weights import (
@@ -21,11 +23,7 @@ from ddbench.models.weights import (
     count_parameters,
     dequantize_experts,
     load_models,
-    load_strict,
     random_models,
-    randomize,
-    read_shapes,
-    save_pair,
     target_names,
 )
 from ddbench.spec import EngineSpec
@@ -124,7 +122,7 @@ def test_shipped_pairs_are_known_by_name():
     ("part", "changes", "words"),
     [
         # H03: no formula guess
-        ("drafter", {"target_layer_ids": None}, ("drafter.target_layer_ids", "required")),
+        ("drafter", {"target_layer_ids": None}, ("drafter.target_layer_ids: missing",)),
         # H04: no wrap, no clamp
         ("drafter", {"target_layer_ids": [0, -1]}, ("target_layer_ids [0, -1]", "0..2")),
         ("drafter", {"target_layer_ids": [0, 3]}, ("target_layer_ids [0, 3]", "0..2")),
@@ -135,13 +133,13 @@ def test_shipped_pairs_are_known_by_name():
         ("drafter", {"num_target_layers": 4}, ("num_target_layers is 4", "the target has 3")),
         ("drafter", {"target_hidden": 32}, ("target_hidden is 32", "the target has 64")),
         ("drafter", {"hidden": 32}, ("drafter.hidden", "is 32", "the target has 64")),
-        ("drafter", {"block_size": 1}, ("drafter.block_size", "greater than or equal to 2", "got 1")),
+        ("drafter", {"block_size": 1}, ("drafter.block_size", "at least 2", "got 1")),
         ("drafter", {"num_heads": 3}, ("num_heads is 3", "multiple of num_kv_heads, 2")),
         ("drafter", {"layer_types": ["full_attention"]}, ("layer_types has 1 entries for 3 layers",)),
         ("drafter", {"sliding_window": None}, ("sliding_window is not set",)),
         ("drafter", {"rope": {"theta": 1e4, "rotary_dim": 18}}, ("rotary_dim is 18", "16 dims")),  # H11
         ("drafter", {"rope": {"theta": 1e4, "rotary_dim": 7}}, ("drafter.rope.rotary_dim", "multiple of 2")),
-        ("drafter", {"rope": {"rotary_dim": 8}}, ("drafter.rope.theta", "required")),  # H10
+        ("drafter", {"rope": {"rotary_dim": 8}}, ("drafter.rope.theta: missing",)),  # H10
         ("drafter", {"maskk_token_id": 3}, ("maskk_token_id: unknown key", "did you mean 'mask_token_id'")),
         ("target", {"hiden": 3}, ("target.hiden: unknown key", "did you mean 'hidden'")),
         ("target", {"num_layers": "many"}, ("target.num_layers", "got 'many'")),
@@ -285,7 +283,7 @@ def load_float(target: Target) -> Target:
 
 def test_random_models_of_an_unknown_shape_are_refused():
     assert "unknown target 'tiny'" in complaint(lambda: random_models("tiny"))
-    assert "has no drafter shape" in complaint(lambda: random_models("llama-3.1-8b"))
+    assert "has no DFlash drafter" in complaint(lambda: random_models("llama-3.1-8b"))
 
 
 def test_parameters_are_counted_by_what_they_stand_for():

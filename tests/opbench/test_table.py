@@ -72,11 +72,21 @@ def test_experts_are_promised_for_the_share_of_a_rank() -> None:
     assert all(limits(shape) == {"share_of_read": 0.6} for shape in shapes)
 
 
-@pytest.mark.parametrize("op", ["accept_walk", "commit_kv"])
-def test_walk_and_commit_are_promised_one_quick_launch_at_batch_16(op: str) -> None:
+@pytest.mark.parametrize("op", ["accept_walk", "commit_kv", "advance"])
+def test_walk_commit_and_the_rounds_end_are_promised_one_quick_launch_at_batch_16(op: str) -> None:
     shapes = promised(op)
     assert shapes
     assert all(shape.dims["batch"] == 16 and limits(shape) == {"time_us": 10.0, "launches": 1} for shape in shapes)
+
+
+def test_a_rounds_end_finds_what_the_one_before_it_found() -> None:
+    """It is called thousands of times on the same inputs, and must not run out of its context."""
+    op = BENCH_OPS["advance"]
+    inputs = op.build(Place("cpu", torch.float32), SEED, batch=16, nodes=16, vocab=4096)
+    call = next(one for one in op.implementations if one.name == "torch").prepare(inputs)
+    first, second = ({name: value.clone() for name, value in op.results(inputs, call()).items()} for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert set(first) == {"report", "expected", "positions", "tokens", "lengths", "remaining", "anchors"}
 
 
 def test_names_are_unique_and_every_tier_holds_the_one_before() -> None:

@@ -12,10 +12,10 @@ from ddbench.reference.tree_attention import cost, make_inputs, random_visible, 
 SCALE = 0.3
 
 
-def _random(batch=2, num_new=4, rows=20, heads=4, kv_heads=2, dim=6, seed=0):
+def _random(batch=2, num_new=4, rows=20, heads=4, kv_heads=2, seed=0):
     g = torch.Generator().manual_seed(seed)
-    q = torch.randn(batch, num_new, heads, dim, generator=g, dtype=torch.float64)
-    k, v = torch.randn(2, batch, rows, kv_heads, dim, generator=g, dtype=torch.float64)
+    q = torch.randn(batch, num_new, heads, 6, generator=g, dtype=torch.float64)
+    k, v = torch.randn(2, batch, rows, kv_heads, 6, generator=g, dtype=torch.float64)
     return q, k, v
 
 

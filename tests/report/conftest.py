@@ -1,15 +1,16 @@
 """Run folders for the report tests, built once."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases
+from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases, synthetic_ceilings
 from ddbench.analysis.synthetic_captures import CapturePlan
 from ddbench.captured import CaptureFault
-from ddbench.records import Ceilings, CeilingSample, SkippedCase
+from ddbench.records import Ceilings, SkippedCase
 from ddbench.spec import make_axis
 
 HOSTILE = "<script>alert('x')</script>|`a`*b*_c_[d](e) & \"f\"\n# g $h$ [red]i[/red]"
@@ -34,23 +35,20 @@ def made_up_ceilings() -> Ceilings:
         ("matmul", "none"): 1e12,
         ("launch", "none"): 1500.0,
     }
-    samples = tuple(
-        CeilingSample(
-            kind=kind,
-            cache=cache,
-            when=when,
-            dtype="float32",
-            num_threads=2,
-            working_set_bytes=1000,
-            amount=amount,
-            low=0.9 * amount,
-            high=1.1 * amount,
-            num_samples=9,
-        )
-        for (kind, cache), amount in amounts.items()
-        for when in ("before", "after")
-    )
-    return Ceilings(device="cpu", last_level_cache_bytes=32_000_000, samples=samples)
+    return synthetic_ceilings(amounts, spread=0.1, moments=("before", "after"), cache_bytes=32_000_000)
+
+
+@pytest.fixture(scope="session")
+def edited() -> Callable[[Path, int, Callable[[dict[str, Any]], None]], None]:
+    """Changes the stored result of one case."""
+
+    def edit(run: Path, index: int, change: Callable[[dict[str, Any]], None]) -> None:
+        (path,) = (run / "cases").glob(f"{index:04d}-*/result.json")
+        data = json.loads(path.read_text(encoding="utf-8"))
+        change(data["result"])
+        path.write_text(json.dumps(data), encoding="utf-8")
+
+    return edit
 
 
 @pytest.fixture(scope="session")

@@ -11,9 +11,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -41,16 +40,8 @@ SMALL = {"num_requests": 6, "max_new_tokens": 16}
 LOG = "loading\r\nwarming up\r\nRuntimeError: illegal ``` access at <0x7f> | see &docs"
 
 
-def edited(run: Path, index: int, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change the stored result of one case."""
-    (path,) = (run / "cases").glob(f"{index:04d}-*/result.json")
-    data = json.loads(path.read_text(encoding="utf-8"))
-    change(data["result"])
-    path.write_text(json.dumps(data), encoding="utf-8")
-
-
 @pytest.fixture(scope="module")
-def hard_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hard_run(tmp_path_factory: pytest.TempPathFactory, edited) -> Path:
     """Every fate that a case can have, beside cases that are fine."""
     cases = make_cases(concurrencies=(1, 4), node_budgets=(8, 16), **SMALL)
     plan = SyntheticPlan(

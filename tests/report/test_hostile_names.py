@@ -8,10 +8,8 @@ import io
 import json
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -34,16 +32,8 @@ NASTY = "=<script>alert(1)</script>|`a`$b$\\|*c*_d_[e](f)&amp;\"'\u202etxt\x1b[3
 ACTIVE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
-def edited(run: Path, index: int, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change the stored result of one case."""
-    (path,) = (run / "cases").glob(f"{index:04d}-*/result.json")
-    data = json.loads(path.read_text(encoding="utf-8"))
-    change(data["result"])
-    path.write_text(json.dumps(data), encoding="utf-8")
-
-
 @pytest.fixture(scope="module")
-def nasty(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, str]:
+def nasty(tmp_path_factory: pytest.TempPathFactory, edited) -> tuple[Report, str]:
     """NASTY wherever a run can hold text that is not ours; and its files' rows."""
     cases = make_cases(arms=("ar", "chain", "ddtree"), concurrencies=(1,), target=NASTY, materialize=NASTY, **SMALL)
     plan = SyntheticPlan(

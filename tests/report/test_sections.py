@@ -62,7 +62,7 @@ def test_looping_arms_are_never_best(run_of) -> None:
     sound = evidence_of(load_run(run))
     frames = sound.frames
     fastest = next(cards(sound)).subject
-    looping = frames.requests["label"] == f"{fastest} c=1"
+    looping = frames.requests["case_id"].map(frames.cases.set_index("case_id")["label"]) == f"{fastest} c=1"
     pairs = zip(frames.requests["tokens"], looping, strict=True)
     tokens = [np.full(len(own), 3) if loops else own for own, loops in pairs]
     flagged = evidence_of(dataclasses.replace(frames, requests=frames.requests.assign(tokens=tokens)))
@@ -88,7 +88,9 @@ def test_a_failing_identity_is_on_top_and_its_case_is_not_best(run_of) -> None:
         load_run(run_of(cases=make_cases(arms=("ar", "chain", "ddtree"), concurrencies=(1,), **SMALL)))
     )
     requests = evidence.frames.requests
-    counts = requests["num_rounds"] + (requests["arm"] == "ddtree")
+    counts = requests["num_rounds"] + (
+        requests["case_id"].map(evidence.frames.cases.set_index("case_id")["arm"]) == "ddtree"
+    )
     broken = evidence_of(dataclasses.replace(evidence.frames, requests=requests.assign(num_rounds=counts)))
     assert "not to be believed" in headline(broken).intro[1]
     assert next(cards(broken)).subject == "chain"
@@ -312,6 +314,27 @@ def test_weights_name_the_drafters_that_drafted(run_of) -> None:
     plain = evidence_of(load_run(run_of("b", cases=make_cases(arms=("ar",), concurrencies=(1,), **SMALL))))
     (row,) = environment(plain).tables[1].rows
     assert row[3].tip == "no arm with a drafter was measured"
+
+
+def test_kernels_that_ran_are_told_of_records_that_say_it(full: Evidence) -> None:
+    """Of a GPU alone; old records do not know, and are shown as they were."""
+    assert not [table for table in environment(full).tables if table.title == "Kernels that ran"]
+    hopper = {"tree_attention_gluon": ("_hopper_kernel",), "tree_attention_triton": ("_combine_kernel",)}
+    plain = {"tree_attention_triton": ("_combine_kernel", "_tree_kernel"), "swiglu_triton": ("_swiglu_kernel",)}
+    keys = [key for key, result in full.frames.results.items() if isinstance(result, OkResult)][:3]
+    changed = dict(zip(keys, (hopper, plain, {**hopper, "swiglu_triton": ("_swiglu_kernel",)}), strict=True))
+    results = {
+        key: result.model_copy(update={"kernels_launched": changed.get(key, {})})
+        for key, result in full.frames.results.items()
+    }
+    known = evidence_of(dataclasses.replace(full.frames, results=results))
+    (table,) = [table for table in environment(known).tables if table.title == "Kernels that ran"]
+    labels = [full.case_labels[key] for key in keys]
+    assert [tuple(cell.text for cell in row) for row in table.rows] == [
+        ("swiglu", cells.DASH, "_swiglu_kernel", f"{labels[1]} and {labels[2]}"),
+        ("tree attention", cells.DASH, "_combine_kernel, _tree_kernel", labels[1]),
+        ("tree attention", "_hopper_kernel", "_combine_kernel", f"{labels[0]} and {labels[2]}"),
+    ]
 
 
 def test_threads_are_those_that_cases_used(run_of) -> None:

@@ -100,7 +100,7 @@ def test_without_drafts_nothing_is_said(run_of) -> None:
 def test_a_looping_baseline_decides_nothing(evidence: Evidence) -> None:
     """H52: against an arm whose outputs loop there is no verdict."""
     requests = evidence.frames.requests
-    loops = (requests["arm"] == "prompt_lookup").to_numpy()
+    loops = (requests["case_id"].map(evidence.frames.cases.set_index("case_id")["arm"]) == "prompt_lookup").to_numpy()
     tokens = [np.full(40, 3) if own else row for own, row in zip(loops, requests["tokens"], strict=True)]
     looped = dataclasses.replace(evidence.frames, requests=requests.assign(tokens=tokens))
     first = next(verdicts(evidence_of(looped)))

@@ -39,6 +39,14 @@ def test_without_a_case_those_with_captures_are_listed(captured_run: Path) -> No
     assert "install libdw1" in result.output
 
 
+@pytest.mark.parametrize("formats", ["html", "json", "console,html,json"])
+def test_a_file_of_one_of_several_cases_is_refused_with_their_names(captured_run: Path, formats: str) -> None:
+    line = refused(str(captured_run), "--format", formats)
+    assert f"--format {formats.removeprefix('console,')} shows one case or two" in line
+    assert "5 (ddtree node_budget=8 c=1)" in line
+    assert not (captured_run / "timeline").exists()
+
+
 @pytest.mark.parametrize("word", ["5", "ddtree node_budget=8 c=1", "ddtree node_budget=8", "0004"])
 def test_a_case_has_a_number_a_label_and_an_id(captured_run: Path, word: str) -> None:
     result = timeline(str(captured_run), "--case", word)

@@ -13,9 +13,10 @@ from ddbench.cli import main
 from ddbench.engine.engine import Engine
 from ddbench.engine.types import Request
 from ddbench.errors import UserError
+from ddbench.models.random_weights import randomize
 from ddbench.models.shapes import TARGETS, GQAShape, RopeShape, TargetShape
 from ddbench.models.target import Target
-from ddbench.models.weights import load_models, randomize
+from ddbench.models.weights import load_models
 from ddbench.spec import ARMS, EngineSpec
 from ddbench.train.answer_pipeline import require_16_bit_tokens
 from ddbench.train.answers import MOST_TOKEN_IDS, load_answers

@@ -18,9 +18,9 @@ from ddbench.train.answers import (
     pack,
     read_manifest,
     repeated_share,
-    save_shard,
     shard_path,
 )
+from ddbench.train.tokens import save_arrays
 
 
 def brute_force(row: list[int], prompt: int, length: int) -> float:
@@ -61,8 +61,8 @@ def answers() -> Answers:
 
 
 def test_shards_come_back_as_they_were(answers: Answers, tmp_path: Path):
-    save_shard(shard_path(tmp_path, 0), answers)
-    save_shard(shard_path(tmp_path, 1), answers.only(np.array([False, True, True])))
+    save_arrays(shard_path(tmp_path, 0), **answers.arrays)
+    save_arrays(shard_path(tmp_path, 1), **answers.only(np.array([False, True, True])).arrays)
     back = load_answers(tmp_path)
     assert back.tokens.dtype == np.uint16
     assert back.tokens.tolist() == [*range(12), *range(5, 12)]
@@ -74,17 +74,17 @@ def test_no_shards_and_damaged_shards_are_named(answers: Answers, tmp_path: Path
     with pytest.raises(UserError, match="holds no answers"):
         load_answers(tmp_path)
     path = shard_path(tmp_path, 0)
-    save_shard(path, answers)
+    save_arrays(path, **answers.arrays)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(UserError, match="damaged"):
         load_answers(tmp_path)
 
 
 def test_columns_that_do_not_belong_together_are_damage(answers: Answers, tmp_path: Path):
-    save_shard(shard_path(tmp_path, 0), dataclasses.replace(answers, tokens=answers.tokens[:-1]))
+    save_arrays(shard_path(tmp_path, 0), **dataclasses.replace(answers, tokens=answers.tokens[:-1]).arrays)
     with pytest.raises(UserError, match="damaged"):
         load_answers(tmp_path)
-    save_shard(shard_path(tmp_path, 0), dataclasses.replace(answers, places=answers.places[:-1]))
+    save_arrays(shard_path(tmp_path, 0), **dataclasses.replace(answers, places=answers.places[:-1]).arrays)
     with pytest.raises(UserError, match="damaged"):
         load_answers(tmp_path)
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from ddbench.errors import UserError
-from ddbench.train.corpus import SOURCES, Source, build_corpus, clean, read_documents, refusal
+from ddbench.train.corpus import SOURCES, Source, build_corpus, clean, corpus_documents, refusal
 
 ALLOWED = {"PSF-2.0", "PostgreSQL", "public domain", "Apache-2.0", "MIT", "MIT OR Apache-2.0", "BSD-2-Clause"}
 NAMES = ["ember", "harbour", "lantern", "meadow", "orchard", "quarry", "saddle", "thicket", "willow", "yonder"]
 
 
-def source(name: str, kind: str = "code", reader: str = "text", glob: str = "**/*.txt") -> Source:
-    row = {"name": name, "kind": kind, "licence": "MIT", "origin": "a test", "reader": reader, "glob": glob}
+def source(name: str, kind: str = "code", reader: str = "text") -> Source:
+    row = {"name": name, "kind": kind, "licence": "MIT", "origin": "a test", "reader": reader, "glob": "**/*.txt"}
     return Source.model_validate(row)
 
 
@@ -39,8 +39,8 @@ def built(tmp_path: Path) -> tuple[Path, dict[str, object]]:
 
 def test_heldout_documents_never_reach_training(built: tuple[Path, dict[str, object]]) -> None:
     out, _ = built
-    train = {d.text for d in read_documents(out / "corpus-train.jsonl.xz")}
-    heldout = {d.text for d in read_documents(out / "corpus-heldout.jsonl.xz")}
+    train = {d.text for d in corpus_documents(out / "corpus-train.jsonl.xz")}
+    heldout = {d.text for d in corpus_documents(out / "corpus-heldout.jsonl.xz")}
     assert len(heldout) == 4
     assert len(train) == 26
     assert not train & heldout
@@ -125,7 +125,7 @@ def test_pages_lose_their_navigation_and_keep_their_code(tmp_path: Path) -> None
     )
     folder = write(tmp_path / "in", [page.replace("{n}", NAMES[n]) for n in range(2)])
     build_corpus(tmp_path / "out", {"web": folder}, [source("web", "docs", "html")], least=1)
-    (document,) = read_documents(tmp_path / "out" / "corpus-heldout.jsonl.xz")
+    (document,) = corpus_documents(tmp_path / "out" / "corpus-heldout.jsonl.xz")
     assert document.text.startswith("## Title")
     assert "\n\nSome <b> text here.\nNext\n\n- one\n- two\n\nif x:\n    y\n\nword" in document.text
     assert "Prev" not in document.text
@@ -138,7 +138,7 @@ def test_r_data_is_decoded_into_chapters(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "book.txt").write_bytes(len(chunk).to_bytes(4, "big") + zlib.compress(chunk))
     build_corpus(tmp_path / "out", {"r": tmp_path / "in"}, [source("r", "prose", "rdata")], least=1)
-    documents = [d for p in ("train", "heldout") for d in read_documents(tmp_path / "out" / f"corpus-{p}.jsonl.xz")]
+    documents = [d for p in ("train", "heldout") for d in corpus_documents(tmp_path / "out" / f"corpus-{p}.jsonl.xz")]
     assert sorted(d.text[:9] for d in documents) == ["Chapter 1", "Chapter 2", "Chapter 3", "Chapter 4"]
 
 

@@ -11,7 +11,7 @@ from ddbench.models.weights import PRETRAINED
 from ddbench.records import RequestRecord, RoundRecord
 from ddbench.spec import ARMS, EngineSpec
 from ddbench.train.evaluate import BUDGETS, arm_facts, arm_specs, evaluate_pair, table
-from ddbench.train.tokens import file_digest
+from ddbench.wheels import sha256_of
 
 LOOP = (5, 6, 7) * 8
 PLAIN = tuple(range(20, 44))
@@ -106,7 +106,7 @@ def test_the_shipped_pair_is_lossless_and_its_trees_accept_more(evaluation):
 
 def test_an_evaluation_says_on_what_it_rests(evaluation):
     result, _ = evaluation
-    assert result["prompts"]["sha256"] == file_digest(PRETRAINED / "nano-k2" / "prompts.jsonl")
+    assert result["prompts"]["sha256"] == sha256_of(PRETRAINED / "nano-k2" / "prompts.jsonl")
     assert result["prompts"]["number"] == 3
     assert len(result["target_sha256"]) == len(result["drafter_sha256"]) == 16
     assert (result["sampling"], result["dtype"], result["block_size"]) == ("greedy", "float32", 8)
@@ -130,12 +130,12 @@ def test_the_shipped_card_holds_the_evaluation_of_the_shipped_weights():
     folder = PRETRAINED / "nano-k2"
     evaluation = json.loads((folder / "training-card.json").read_text())["evaluation"]
     assert evaluation["prompts"] == {
-        "sha256": file_digest(folder / "prompts.jsonl"),
+        "sha256": sha256_of(folder / "prompts.jsonl"),
         "number": 96,
         "kinds": {"code": 32, "docs": 32, "prose": 32},
     }
     for part in ("target", "drafter"):
-        assert file_digest(folder / f"{part}.safetensors").startswith(evaluation[f"{part}_sha256"])
+        assert sha256_of(folder / f"{part}.safetensors").startswith(evaluation[f"{part}_sha256"])
     arms = evaluation["arms"]
     assert all(arm["equal_to_ar"] == 96 for arm in arms.values())
     assert arms["chain"]["tau"] > arms["prompt_lookup"]["tau"]

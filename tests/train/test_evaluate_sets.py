@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from ddbench.engine.parts import supports
+from ddbench.engine.types import Request
 from ddbench.errors import UserError
 from ddbench.harness.observe import PassRows
+from ddbench.harness.parity import NEAR_TIE, next_token_logits
 from ddbench.models.shapes import DRAFTERS, TARGETS
+from ddbench.models.weights import random_models
 from ddbench.records import RequestRecord, RoundRecord
 from ddbench.spec import EngineSpec
-from ddbench.train.evaluate_sets import RESULT, begun, set_facts, settings, table
+from ddbench.train.evaluate_sets import RESULT, begun, near_ties, set_facts, settings, table
 
 
 def rows() -> PassRows:
@@ -97,3 +100,25 @@ def test_a_damaged_result_is_named_with_what_to_do(tmp_path: Path, text: str):
     (tmp_path / RESULT).write_text(text, encoding="latin-1")
     with pytest.raises(UserError, match=f"{RESULT}: .*take another --out"):
         begun(tmp_path, {"sets": "humaneval"})
+
+
+def test_an_output_that_leaves_plain_decoding_at_a_near_tie_is_counted_as_such():
+    """In FP32 no margin is tolerated, in BF16 one that rounding explains; an output that is equal is neither."""
+    models = random_models("tiny-gqa")
+    request = Request(0, (30, 31, 32), 2)  # whose best two tokens are 1.5 % apart
+    row = next_token_logits(EngineSpec(target="tiny-gqa"), models)(request.prompt)
+    first, second, *_, last = sorted(range(len(row)), key=lambda token: -row[token])
+    spec = EngineSpec(target="tiny-gqa", dtype="bfloat16")
+    assert 0 < row[first] - row[second] <= NEAR_TIE["bfloat16"] * abs(row[first])
+
+    def ties(token: int, like: EngineSpec = spec) -> frozenset[int]:
+        observed = rows()
+        record = observed.requests[0].model_copy(update={"tokens": (token, 3)})
+        return near_ties(like, models, [request], {0: (first, 3)}, PassRows([record], [], [], [], {}))
+
+    assert ties(second) == {0}
+    assert ties(last) == ties(first) == frozenset()
+    assert ties(second, spec.model_copy(update={"dtype": "float32"})) == frozenset()
+    facts = set_facts(rows(), "all", {0: (), 1: ()}, frozenset({1}))
+    assert facts["near_ties"] == 1
+    assert set_facts(rows(), "humaneval", {0: (), 1: ()}, frozenset({1}))["near_ties"] == 0

@@ -35,9 +35,9 @@ def new_run(folder: Path, **identity: object) -> TrainingRun:
 def train(run: TrainingRun, budget: Budget, lines: list[str], stop_at: int | None = None, clock: Clock | None = None):
     """Regression on noise drawn from the run's own generator; `stop_at` kills it in the middle of a step."""
 
-    def step(index: int, fraction: float) -> torch.Tensor:
+    def step(fraction: float) -> torch.Tensor:
         x = torch.randn(16, 4, generator=run.generators["data"])
-        if index == stop_at:
+        if run.step == stop_at:
             raise KeyboardInterrupt
         return (run.module(x) - x.sum(dim=1, keepdim=True)).square().mean()
 

@@ -13,10 +13,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ddbench.cli import main
-from ddbench.models.weights import load_models, read_shapes
+from ddbench.models.lab_format import read_shapes
+from ddbench.models.weights import load_models
 from ddbench.spec import EngineSpec
 from ddbench.train.corpus import Document, write_documents
-from ddbench.train.tokenizer import load_tokenizer, read_prompts
+from ddbench.train.tokenizer import load_tokenizer
 
 
 def call(*arguments: object) -> Result:
@@ -34,6 +35,10 @@ def target_options(toy: Any, out: Path) -> tuple[object, ...]:
 
 def drafter_options(toy: Any, out: Path) -> tuple[object, ...]:
     return ("drafter", *data(toy, out), "--rows", 24, "--total", 36, "--batch-rows", 6, "--steps", 10)
+
+
+def prompt_rows(folder: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (folder / "prompts.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def sound(result: Result) -> str:
@@ -55,7 +60,7 @@ def test_training_leaves_a_pair_that_loads(trained, toy_shapes):
     models = load_models(EngineSpec(target=str(folder)))
     assert models.facts.has_trained_weights
     assert load_tokenizer(folder / "tokenizer.json").get_vocab_size() == 300
-    assert len(read_prompts(folder / "prompts.jsonl")) == 6
+    assert len(prompt_rows(folder)) == 6
 
 
 def test_the_card_tells_what_was_trained_on_what_by_which_command(trained, toy):
@@ -112,8 +117,7 @@ def test_a_tokenizer_and_prompts_are_made_from_the_corpus(tmp_path: Path):
     options = ("--corpus", tmp_path / "train.xz", "--heldout", tmp_path / "held.xz", "--out", tmp_path, "--vocab", 300)
     sound(call("tokenizer", *options, "--per-kind", 1))
     assert load_tokenizer(tmp_path / "tokenizer.json").get_vocab_size() == 300
-    prompts = read_prompts(tmp_path / "prompts.jsonl")
-    assert [p.kind for p in prompts] == ["code", "prose", "docs"]
+    assert [row["kind"] for row in prompt_rows(tmp_path)] == ["code", "prose", "docs"]
 
 
 def test_a_new_target_says_that_its_drafter_is_another_ones(trained, toy, tmp_path: Path):

@@ -40,8 +40,8 @@ def trained(toy_shapes) -> Target:
     return model.requires_grad_(False)
 
 
-def ids_of(rows: int, length: int, vocab: int = 320) -> torch.Tensor:
-    return torch.randint(vocab, (rows, length), generator=torch.Generator().manual_seed(8))
+def ids_of(rows: int, length: int) -> torch.Tensor:
+    return torch.randint(320, (rows, length), generator=torch.Generator().manual_seed(8))
 
 
 def cached_logits(model: Target, ids: torch.Tensor) -> torch.Tensor:

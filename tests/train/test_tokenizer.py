@@ -19,7 +19,6 @@ from ddbench.train.tokenizer import (
     clashing,
     cut_prompts,
     load_tokenizer,
-    read_prompts,
     train_tokenizer,
     windows,
     write_prompts,
@@ -48,6 +47,10 @@ def prose(number: int, sentences: int = 40) -> str:
 def document(text: str, kind: str = "prose", source: str = "here") -> Document:
     row = {"text": text, "source": source, "kind": kind, "licence": "MIT", "path": "p"}
     return Document.model_validate(row)
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    return [Prompt.model_validate_json(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,13 @@ import torch
 
 from ddbench.errors import UserError
 from ddbench.train import tokens
-from ddbench.train.corpus import read_documents, write_documents
+from ddbench.train.corpus import corpus_documents, write_documents
 from ddbench.train.tokenizer import load_tokenizer, train_tokenizer
 from ddbench.train.tokens import END_ID, Windows, load_tokens
 
 
 def test_a_stream_is_all_documents_each_with_its_end(toy, toy_stream):
-    documents = list(read_documents(toy.corpus))
+    documents = corpus_documents(toy.corpus)
     tokenizer = load_tokenizer(toy.tokenizer)
     assert len(toy_stream.starts) == len(documents)
     for i, document in enumerate(documents):
@@ -32,7 +32,7 @@ def test_a_stream_is_all_documents_each_with_its_end(toy, toy_stream):
 
 def test_a_stream_of_one_kind_holds_its_documents_only(toy, toy_stream):
     prose = toy_stream.only("prose")
-    wanted = [document.text for document in read_documents(toy.corpus) if document.kind == "prose"]
+    wanted = [document.text for document in corpus_documents(toy.corpus) if document.kind == "prose"]
     assert load_tokenizer(toy.tokenizer).decode(prose.tokens.tolist(), skip_special_tokens=True) == "".join(wanted)
     assert prose.num_bytes == sum(len(text.encode()) for text in wanted)
     assert prose.starts[0] == 0
@@ -50,7 +50,7 @@ def test_the_cache_serves_the_same_corpus_and_tokenizer_only(toy, tmp_path: Path
         assert np.array_equal(one, other)
     assert (first.kinds, first.digest) == (again.kinds, again.digest)
 
-    documents = list(read_documents(toy.corpus))
+    documents = corpus_documents(toy.corpus)
     write_documents(tmp_path / "less.jsonl.xz", documents[:-1])
     assert len(load_tokens(tmp_path / "less.jsonl.xz", toy.tokenizer, tmp_path, print).starts) == len(documents) - 1
     train_tokenizer([document.text for document in documents], 290, tmp_path / "other.json")

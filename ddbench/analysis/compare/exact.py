@@ -11,6 +11,8 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from ddbench.analysis import speed
 from ddbench.analysis.counters import agreed_counters, counter
 from ddbench.analysis.effects import Effect, Pair
@@ -43,15 +45,18 @@ def is_exact(setting: Setting) -> bool:
 
 def _repeats(setting: Setting) -> list[tuple[int, int]]:
     """(tokens, rounds) of every clean pass of every process."""
-    sums = setting.rounds.groupby(["case_id", "pass_index"], observed=True)["num_emitted"].agg(["sum", "count"])
-    return [(int(tokens), int(count)) for tokens, count in sums.to_numpy()]
+    rounds = setting.rounds
+    of_pass = rounds.codes("case_id") * (1 + rounds["pass_index"].max(initial=0)) + rounds["pass_index"]
+    _, numbers = np.unique(of_pass, return_inverse=True)
+    tokens = np.bincount(numbers, weights=rounds["num_emitted"])
+    return list(zip(map(int, tokens), map(int, np.bincount(numbers)), strict=True))
 
 
 def decide_length(key: Hashable, a: Setting, b: Setting, min_effect: float) -> Decision:
     """tau of two settings that are both exact."""
     one, other = (tokens / count for tokens, count in (_repeats(setting)[0] for setting in (a, b)))
     ratio = other / one
-    effect = Effect(ratio, ratio, ratio, None, a.requests["unit"].nunique(), None, 0.0, "exact: greedy decoding")
+    effect = Effect(ratio, ratio, ratio, None, len(set(a.requests["unit"])), None, 0.0, "exact: greedy decoding")
     if one == other:
         return Decision(key, "same", ("exact",), effect, None)
     if abs(math.log(ratio)) < math.log1p(min_effect):
@@ -67,8 +72,8 @@ def pairs_of_prompts(a: Setting, b: Setting) -> tuple[Pair, ...]:
 
 
 def _lengths(setting: Setting) -> dict[str, float]:
-    means = setting.rounds.groupby("unit", observed=True)["num_emitted"].mean()
-    return {str(unit): float(mean) for unit, mean in means.items() if mean > 0}
+    sums = sorted(speed.emitted_and_rounds(setting).items())
+    return {prompt: emitted / count for prompt, (emitted, count) in sums if emitted > 0}
 
 
 def pooled(decision: Decision, a: Setting, b: Setting) -> Decision:
@@ -87,7 +92,7 @@ def pooled(decision: Decision, a: Setting, b: Setting) -> Decision:
 
 def counter_changes(a: Setting, b: Setting) -> Iterator[CounterChange]:
     """Counters that both sides have, that repeat exactly on each, and that differ. Under sampling chance moves them."""
-    if any(not setting.rounds.empty and not is_exact(setting) for setting in (a, b)):
+    if any(len(setting.rounds) and not is_exact(setting) for setting in (a, b)):
         return
     ours, theirs = counters(a), counters(b)
     for name in sorted(ours.keys() & theirs.keys()):

@@ -7,7 +7,7 @@ other cell of the comparison (`paired`); tau is exact under greedy decoding; wha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -22,7 +22,7 @@ from ddbench.analysis.conditions import throttled_blocks
 from ddbench.analysis.effects import Effect, Pair
 from ddbench.analysis.gate.baseline import shape_key
 from ddbench.analysis.metrics import METRICS, Metric
-from ddbench.analysis.paired import Cell, Decision, Limits, Verdict
+from ddbench.analysis.paired import Cell, Decision, Limits
 from ddbench.analysis.settings import Setting
 from ddbench.analysis.values import missing
 
@@ -116,13 +116,14 @@ def _prepare(key: tuple[int, str], trial: Trial, metric: Metric, floors: Floors)
     """A decision that needs no statistics, or the cell that they are to decide."""
     a, b = trial.couple
     if trial.obstacles:
-        return _refused(key, tuple(reason.code for reason in trial.obstacles), "incomparable", trial.obstacles[0].text)
+        codes = tuple(reason.code for reason in trial.obstacles)
+        return Decision(key, "incomparable", codes, missing(trial.obstacles[0].text), None)
     if metric.name == TAU:
         return _prepare_tau(key, trial)
     pairs = trial.pairs(metric)
     floor = floors.get((shape_key(b.results[0].case), metric.name))
     if not pairs:
-        return _refused(key, ("no_shared_block",), "undecided", "no interleaved repeat was measured on both sides")
+        return _undecided(key, "no_shared_block")
     if not trial.is_interleaved and floor is None:
         return Decision(key, "undecided", ("not_interleaved",), _unpaired_effect(pairs), None)
     assert metric.direction != "neither", "only comparable metrics are judged"
@@ -133,18 +134,18 @@ def _prepare(key: tuple[int, str], trial: Trial, metric: Metric, floors: Floors)
 def _prepare_tau(key: tuple[int, str], trial: Trial) -> Decision | tuple[Cell, Basis]:
     """Exact where decoding is greedy and repeats itself; in pairs of prompts elsewhere."""
     a, b = trial.couple
-    if a.rounds.empty or b.rounds.empty:
-        return _refused(key, ("no_rounds",), "undecided", "the clean pass recorded no rounds")
+    if not len(a.rounds) or not len(b.rounds):
+        return _undecided(key, "no_rounds")
     if exact.is_exact(a) and exact.is_exact(b):
         return exact.decide_length(key, a, b, trial.min_effect)
     pairs = exact.pairs_of_prompts(a, b)
     if not pairs:
-        return _refused(key, ("no_shared_prompt",), "undecided", "no prompt has rounds on both sides")
+        return _undecided(key, "no_shared_prompt")
     return Cell(key, pairs, "higher", Limits(trial.min_effect, METRICS[TAU].absolute_floor, 0.0)), "prompts"
 
 
-def _refused(key: object, reasons: tuple[str, ...], verdict: Verdict, why: str) -> Decision:
-    return Decision(key, verdict, reasons, missing(why), None)  # type: ignore[arg-type]
+def _undecided(key: Hashable, code: str) -> Decision:
+    return Decision(key, "undecided", (code,), missing(REASON_TEXTS[code]), None)
 
 
 def _absolute_floor(metric: str, pairs: Sequence[Pair], setting: Setting) -> float:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddbench.analysis.compare.comparability import Reason
-from ddbench.analysis.settings import SAME_FOR_SPEEDUP, Setting
+from ddbench.analysis.settings import SAME_FOR_SPEEDUP, Setting, likeness
 from ddbench.errors import UserError, did_you_mean
 from ddbench.records import Manifest
-from ddbench.spec import ARMS, PART_FIELDS, EngineSpec
+from ddbench.spec import ARMS, PART_FIELDS
 
 # What a setting is, beside the conditions that it was measured under.
 IDENTITY_FIELDS: tuple[str, ...] = (
@@ -59,17 +59,11 @@ def _taken(left: list[Setting], right: list[Setting], key: Callable[[Setting], A
     for setting in list(left):
         candidates = [other for other in right if key(other) == key(setting)]
         if candidates:
-            partner = max(candidates, key=lambda other: _likeness(setting, other))
+            partner = max(candidates, key=lambda other: likeness(setting, other))
             couples.append((setting, partner))
             left.remove(setting)
             right.remove(partner)
     return couples
-
-
-def _likeness(one: Setting, other: Setting) -> int:
-    engine = sum(getattr(one.engine, name) == getattr(other.engine, name) for name in EngineSpec.model_fields)
-    workload = sum(getattr(one.workload, n) == getattr(other.workload, n) for n in type(one.workload).model_fields)
-    return engine + workload
 
 
 def _alone(setting: Setting, side: str, other: Manifest) -> Unmatched:
@@ -145,7 +139,7 @@ def _counterpart(setting: Setting, others: Iterable[Setting]) -> Setting | None:
         if other.workload == setting.workload
         and all(getattr(other.engine, name) == getattr(setting.engine, name) for name in SAME_FOR_SPEEDUP)
     ]
-    return max(fit, key=lambda other: (other.is_ok, _likeness(setting, other)), default=None)
+    return max(fit, key=lambda other: (other.is_ok, likeness(setting, other)), default=None)
 
 
 def of_parts(settings: Sequence[Setting], field: str, base: Any, candidate: Any) -> Matching:

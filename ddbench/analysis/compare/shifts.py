@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddbench.analysis import acceptance, stats
+from ddbench.analysis.breakdown import stage_totals
 from ddbench.analysis.decompose import PARTS
 from ddbench.analysis.settings import Setting
 
 MICROSECOND = 1e3  # ns
-PREFILL = "prefill"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class RoundShift:
 
 def round_shift(a: Setting, b: Setting, is_paired: bool) -> RoundShift | None:
     """None where either side has no attributed pass."""
-    if any(setting.attributed_steps.empty or setting.stages.empty for setting in (a, b)):
+    if not all(len(rows) for setting in (a, b) for rows in (setting.attributed_steps, setting.stages)):
         return None
     tables = [_per_block(setting) for setting in (a, b)]
     means = [table[:, :-1].sum(axis=0) / table[:, -1].sum() for table in tables]  # [K + 1] the whole round last
@@ -70,16 +70,13 @@ def round_shift(a: Setting, b: Setting, is_paired: bool) -> RoundShift | None:
 def _per_block(setting: Setting) -> np.ndarray:
     """[B, K + 2]: microseconds of every part, the host gap last, and of whole rounds, and the number of rounds."""
     steps, stages = setting.attributed_steps, setting.stages
-    inside = stages[(stages["step"] >= 0).to_numpy(dtype=bool)]
     rows = []
     for block in sorted(set(steps["block"].tolist())):
-        own = steps[(steps["block"] == block).to_numpy(dtype=bool)]
-        whole = float((own["end_ns"] - own["start_ns"]).sum()) / MICROSECOND
-        sums = (
-            inside[(inside["block"] == block).to_numpy(dtype=bool)].groupby("stage", observed=True)["duration_ns"].sum()
-        )
-        times = [float(sums.get(name, 0.0)) / MICROSECOND for name in PARTS[:-1]]
-        rows.append([*times, whole - sum(times), whole, len(own)])
+        is_own = steps["block"] == block
+        whole = float((steps["end_ns"] - steps["start_ns"])[is_own].sum()) / MICROSECOND
+        sums = stage_totals(stages, (stages["step"] >= 0) & (stages["block"] == block))
+        times = [sums.get(name, 0.0) / MICROSECOND for name in PARTS[:-1]]
+        rows.append([*times, whole - sum(times), whole, np.count_nonzero(is_own)])
     return np.array(rows)
 
 
@@ -99,12 +96,11 @@ def _intervals(tables: list[np.ndarray], is_paired: bool) -> tuple[np.ndarray, n
 
 def prefill_us(setting: Setting) -> float | None:
     """Microseconds that a request spends in stages before its first round; None where they were not timed."""
-    stages = setting.stages
-    before = stages[(stages["step"] < 0).to_numpy(dtype=bool)]
-    if before.empty:
+    before = setting.stages["duration_ns"][setting.stages["step"] < 0]
+    if not len(before):
         return None
     num_requests = sum(result.case.workload.num_requests for result in setting.results)
-    return float(before["duration_ns"].sum()) / num_requests / MICROSECOND
+    return float(before.sum()) / num_requests / MICROSECOND
 
 
 @dataclass(frozen=True, slots=True)

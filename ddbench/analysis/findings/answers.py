@@ -97,6 +97,11 @@ def measured(numbers: Iterable[Number]) -> tuple[Number, ...]:
     return tuple(number for number in numbers if isinstance(number.value, Estimate))
 
 
+def plain(stage: str) -> str:
+    """A stage, a part or a counter in running text."""
+    return stage.replace("_", " ")
+
+
 def named(setting: Setting) -> str:
     """A setting with its concurrency."""
     return f"{setting.label} c={setting.concurrency}"

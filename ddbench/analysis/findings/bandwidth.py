@@ -26,6 +26,7 @@ from ddbench.analysis.findings.answers import (
     measured,
     named,
     overall,
+    plain,
     reasons,
     told,
 )
@@ -173,7 +174,7 @@ def _widths(basis: Basis, concurrency: int) -> list[Setting]:
 
 def _mean_width(setting: Setting) -> float:
     """Tokens per request in the target forward, rounds weighted by the requests they serve."""
-    attributed, clean = setting.arrays["attributed_steps"], setting.arrays["steps"]
+    attributed, clean = setting.attributed_steps, setting.steps
     steps = attributed if len(attributed) else clean
     if not len(steps):
         return 0.0
@@ -182,25 +183,16 @@ def _mean_width(setting: Setting) -> float:
 
 def _slope(shares: Sequence[Shares], widths: np.ndarray) -> Estimate:
     """Least squares over settings; verify time is its share of the attributed pass on the clean round cost."""
-    times = np.array([_cost(one) * one.values[_VERIFY] for one in shares])
+    times = np.array([one.setting.round_costs.ratio * one.values[_VERIFY] for one in shares])
     centred = (widths - widths.mean()) / ((widths - widths.mean()) ** 2).sum()
     value, count = float(times @ centred), min(one.num_rounds for one in shares)
     note = next((one.why_no_interval for one in shares if one.why_no_interval), "")
     if note:
         return Estimate(value, None, None, count, "ms", "attributed", note, "rounds")
-    resampled = np.column_stack([_resampled_cost(one) * one.resampled[:, _VERIFY] for one in shares]) @ centred
-    low, high = stats.percentiles(resampled)
-    return Estimate(value, min(low, value), max(high, value), count, "ms", "attributed", counted="rounds")
-
-
-def _cost(shares: Shares) -> float:
-    cost = shares.setting.round_costs
-    return float(cost.numerators.sum() / cost.denominators.sum())
-
-
-def _resampled_cost(shares: Shares) -> np.ndarray:
-    over, under = shares.setting.round_costs.sums
-    return over / under
+    costs = [np.divide(*one.setting.round_costs.sums) for one in shares]
+    resampled = np.column_stack([cost * one.resampled[:, _VERIFY] for cost, one in zip(costs, shares, strict=True)])
+    ends = stats.around(value, resampled @ centred)
+    return Estimate(value, *ends, count, "ms", "attributed", counted="rounds")
 
 
 def _reading(basis: Basis, settings: Sequence[Setting], which: str) -> Value:
@@ -267,13 +259,13 @@ def _part(
     wasteful = [floor for floor in known if is_wasteful(floor)]
     sentences = [sharing.sentence] if sharing.sentence else []
     if wasteful:
-        stages = [f"{_plain(floor.stage)} ({units.significant(floor.distance, 2)}x)" for floor in wasteful]
+        stages = [f"{plain(floor.stage)} ({units.significant(floor.distance, 2)}x)" for floor in wasteful]
         sentences.append(f"bandwidth is wasted in {units.listed(stages)}, set against the time of its fewest bytes")
     if not sentences:
         return Part("not_measured", "")
     text = f"At concurrency {concurrency}: {'; '.join(sentences)}."
     if wasteful:
-        shown = [f"{_plain(floor.stage)} {units.significant(floor.distance, 2)}x" for floor in wasteful[:SHOWN]]
+        shown = [f"{plain(floor.stage)} {units.significant(floor.distance, 2)}x" for floor in wasteful[:SHOWN]]
         brief = f"{sharing.brief + '; ' if sharing.brief else ''}{units.listed(shown)} the time of its fewest bytes"
         return Part("mixed" if sharing.verdict == "yes" else "no", text, f"c={concurrency}: {brief}")
     return Part(sharing.verdict, text, f"c={concurrency}: {sharing.brief}")
@@ -319,12 +311,8 @@ def _floor_numbers(setting: Setting, floors: Sequence[StageFloor]) -> list[Numbe
     numbers = []
     for floor in floors:
         spread = f"quartiles {floor.low:.3g} to {floor.high:.3g}: of the times and of the ceiling"
-        label = f"{_plain(floor.stage)}: time over the least possible ({floor.bound})"
+        label = f"{plain(floor.stage)}: time over the least possible ({floor.bound})"
         numbers.append(Number(label, computed(floor.distance, "x", spread), named(setting)))
-        label = f"{_plain(floor.stage)}: share of the read rate"
+        label = f"{plain(floor.stage)}: share of the read rate"
         numbers.append(Number(label, computed(floor.share_of_read, "share", FLOOR_NOTE), named(setting)))
     return numbers
-
-
-def _plain(stage: str) -> str:
-    return stage.replace("_", " ")

@@ -25,13 +25,14 @@ from ddbench.analysis.findings.answers import (
     measured,
     named,
     overall,
+    plain,
     reasons,
     told,
 )
 from ddbench.analysis.findings.basis import Basis
 from ddbench.analysis.findings.frontier import Field, Sweep
 from ddbench.analysis.settings import Setting
-from ddbench.analysis.values import Estimate, Value, missing
+from ddbench.analysis.values import Value, missing
 from ddbench.engine.stages import Stage
 from ddbench.records import NotMeasured
 
@@ -179,7 +180,7 @@ def added(found: Decomposition) -> str:
     largest = found.largest
     if contests.standing(found.contest.cost) != "ahead" or largest is None or isinstance(largest.share, NotMeasured):
         return ""
-    return f" ({largest.part.replace('_', ' ')} adds {units.significant(100 * largest.share.value, 2)} %)"
+    return f" ({plain(largest.part)} adds {units.significant(100 * largest.share.value, 2)} %)"
 
 
 def _tree(basis: Basis, contest: Contest) -> Part:
@@ -197,13 +198,9 @@ def _numbers(basis: Basis, best: Setting, over_chain: Value, chain: Setting | No
         if isinstance(setting, NotMeasured):
             continue
         floor = basis.floor(setting, Stage.VERIFY.value)
-        share: Value = floor if isinstance(floor, NotMeasured) else _computed_share(floor.share_of_matmul)
+        share: Value = floor if isinstance(floor, NotMeasured) else computed(floor.share_of_matmul, "share", FLOOR_NOTE)
         numbers.append(Number("share of the matmul rate that verify reaches", share, named(setting)))
     return numbers
-
-
-def _computed_share(share: float) -> Estimate:
-    return computed(share, "share", FLOOR_NOTE)
 
 
 def _would_change(basis: Basis, parts: list[Part]) -> str:

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddbench.analysis import contests, stats
-from ddbench.analysis.acceptance import prompt_sums
 from ddbench.analysis.contests import Contest
+from ddbench.analysis.series import resampled_ratios
 from ddbench.analysis.settings import Setting, Study
+from ddbench.analysis.speed import emitted_and_rounds
 from ddbench.analysis.values import Estimate, Value, missing
 from ddbench.records import NotMeasured
 
@@ -61,10 +62,6 @@ class Field:
         reach = self.width * float((self.resampled[:, other] - self.resampled[:, own]).std())
         ends = math.exp(distance - reach), math.exp(distance + reach)
         return Estimate(math.exp(distance), *ends, self.n, "x", "clean", self.note)
-
-    @property
-    def best(self) -> Setting:
-        return self.settings[int(np.argmin(self.log_times))]
 
     def slower_than(self, best: Setting) -> tuple[Setting, ...]:
         """Those that are told apart from `best`."""
@@ -149,14 +146,14 @@ def _per_node(wide: Setting, narrow: Setting, nodes: float) -> tuple[Value, Valu
     if nodes <= 0:
         nothing = missing("it verified no more nodes")
         return nothing, nothing
-    if wide.rounds.empty or narrow.rounds.empty or wide.steps.empty or narrow.steps.empty:
+    if not all(len(rows) for one in (wide, narrow) for rows in (one.rounds, one.steps)):
         nothing = missing("the clean pass recorded no rounds")
         return nothing, nothing
     return _tau_per_node(wide, narrow, nodes), _ms_per_node(wide, narrow, nodes)
 
 
 def _tau_per_node(wide: Setting, narrow: Setting, nodes: float) -> Value:
-    ours, theirs = _by_unit(wide), _by_unit(narrow)
+    ours, theirs = emitted_and_rounds(wide), emitted_and_rounds(narrow)
     shared = [unit for unit in ours if unit in theirs]
     if not shared:
         return missing("no prompt has rounds in both")
@@ -165,27 +162,19 @@ def _tau_per_node(wide: Setting, narrow: Setting, nodes: float) -> Value:
     if len(shared) < stats.FEWEST_UNITS:
         note = f"n={len(shared)}: too few for an interval"
         return Estimate(value, None, None, len(shared), "tokens", "clean", note)
-    low, high = stats.percentiles(_gain(sums @ stats.resample_counts(len(shared)).T) / nodes)
-    return Estimate(value, min(low, value), max(high, value), len(shared), "tokens", "clean")
+    ends = stats.around(value, _gain(sums @ stats.resample_counts(len(shared)).T) / nodes)
+    return Estimate(value, *ends, len(shared), "tokens", "clean")
 
 
 def _gain(sums: np.ndarray) -> np.ndarray:
     return sums[0] / sums[1] - sums[2] / sums[3]
 
 
-def _by_unit(setting: Setting) -> dict[str, tuple[float, float]]:
-    """Prompt -> tokens that its rounds emitted, and their number."""
-    emitted, counts = prompt_sums(setting, "num_emitted", "")
-    return dict(zip(setting.prompts[1], zip(emitted.tolist(), counts.tolist(), strict=True), strict=True))
-
-
 def _ms_per_node(wide: Setting, narrow: Setting, nodes: float) -> Value:
     ours, theirs = wide.round_costs, narrow.round_costs
-    totals = [float(one.numerators.sum() / one.denominators.sum()) for one in (ours, theirs)]
-    value, count = (totals[0] - totals[1]) / nodes, min(len(ours.numerators), len(theirs.numerators))
+    value, count = (ours.ratio - theirs.ratio) / nodes, min(len(ours.numerators), len(theirs.numerators))
     if min(ours.layout.num_blocks, theirs.layout.num_blocks) < stats.FEWEST_UNITS:
         note = f"n={count} rounds: too few for an interval"
         return Estimate(value, None, None, count, "ms", "clean", note, "rounds")
-    (a, b), (c, d) = ours.sums, theirs.sums if ours.layout == theirs.layout else theirs.sums_apart
-    low, high = stats.percentiles((a / b - c / d) / nodes)
-    return Estimate(value, min(low, value), max(high, value), count, "ms", "clean", counted="rounds")
+    resampled = np.subtract(*resampled_ratios(ours, theirs))
+    return Estimate(value, *stats.around(value, resampled / nodes), count, "ms", "clean", counted="rounds")

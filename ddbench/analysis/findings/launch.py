@@ -25,6 +25,7 @@ from ddbench.analysis.findings.answers import (
     measured,
     named,
     overall,
+    plain,
     reasons,
     told,
 )
@@ -57,7 +58,7 @@ def launch(basis: Basis) -> Finding:
             numbers.append(Number(_label(axis, contest), contest.speedup, named(contest.setting)))
             rests_on += [named(contest.base), named(contest.setting)]
         if not found:
-            gaps.append(f"{axis.replace('_', ' ')}: {_why_not(basis, axis)}")
+            gaps.append(f"{plain(axis)}: {_why_not(basis, axis)}")
     for concurrency in basis.concurrencies:
         best = basis.best_drafter(concurrency)
         if best is not None:
@@ -182,9 +183,7 @@ def if_gone(shares: Shares | NotMeasured, part: str) -> Value:
     share = shares.of(part)
     if isinstance(share, NotMeasured):
         return share
-    place = PARTS.index(part)
-    whole = shares.estimate(1 / (1 - share.value), 1 / (1 - shares.resampled[:, place]))
-    return Estimate(whole.value, whole.low, whole.high, whole.n, "x", "attributed", whole.note, "rounds")
+    return shares.estimate(1 / (1 - share.value), 1 / (1 - shares.resampled[:, PARTS.index(part)]), "x")
 
 
 def _bounds(basis: Basis, setting: Setting) -> list[Number]:
@@ -219,7 +218,7 @@ def per_round(setting: Setting, counter: str) -> Value:
     if isinstance(total, int) and isinstance(steps, int) and steps > 0:
         return computed(total / steps, "count")
     why = next((one.not_measured for one in (total, steps) if isinstance(one, NotMeasured)), "not counted in this run")
-    return missing(f"{counter.replace('_', ' ')} per round: {why}")
+    return missing(f"{plain(counter)} per round: {why}")
 
 
 def _launching(basis: Basis, setting: Setting) -> Value:

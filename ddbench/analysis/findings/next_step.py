@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from ddbench.analysis import speed
 from ddbench.analysis.decompose import HOST_GAP, rounds_part
-from ddbench.analysis.findings.answers import computed, named
+from ddbench.analysis.findings.answers import computed, named, plain
 from ddbench.analysis.findings.basis import Basis
 from ddbench.analysis.roofline import StageFloor
 from ddbench.analysis.settings import Setting
 from ddbench.analysis.stats import Summary
-from ddbench.analysis.values import Estimate, Value, missing, to_estimate
+from ddbench.analysis.values import Estimate, Value, missing, or_zero, to_estimate
 from ddbench.engine.stages import Stage
 from ddbench.records import NotMeasured
 
@@ -51,12 +51,8 @@ def proposals(basis: Basis) -> tuple[tuple[Proposal, ...], ...]:
 def ranked(basis: Basis, setting: Setting) -> tuple[Proposal, ...]:
     """Predicted gains in falling order, then what has a bound only."""
     every = [*_of_stages(basis, setting), *_of_waiting(basis, setting), *_of_tau(basis, setting)]
-    worth = [one for one in every if max(_number(one.gain), _number(one.at_most)) >= LEAST_GAIN]
-    return tuple(sorted(worth, key=lambda one: (-_number(one.gain), -_number(one.at_most), one.title)))
-
-
-def _number(value: Value) -> float:
-    return value.value if isinstance(value, Estimate) else 0.0
+    worth = [one for one in every if max(or_zero(one.gain), or_zero(one.at_most)) >= LEAST_GAIN]
+    return tuple(sorted(worth, key=lambda one: (-or_zero(one.gain), -or_zero(one.at_most), one.title)))
 
 
 def _of_stages(basis: Basis, setting: Setting) -> Iterator[Proposal]:
@@ -65,7 +61,7 @@ def _of_stages(basis: Basis, setting: Setting) -> Iterator[Proposal]:
         return
     for part in shares.names:
         share = _scaled(shares.of(part), min(1.0, running.value))
-        at_most = _gain(share, 0.0, 0.0, 0.0)
+        at_most = _gain(share)
         floor = missing("it has no floor") if part == HOST_GAP else basis.floor(setting, part)
         title, gain, assumption, rests_on = _prediction(part, share, at_most, floor)
         yield Proposal(setting, title, share, gain, at_most, assumption, rests_on)
@@ -75,7 +71,7 @@ def _prediction(
     part: str, share: Value, at_most: Value, floor: StageFloor | NotMeasured
 ) -> tuple[str, Value, str, str]:
     """(title, gain, assumption, what it rests on)."""
-    name = part.replace("_", " ")
+    name = plain(part)
     if isinstance(floor, StageFloor) and floor.is_too_fast:
         why = f"{name} is faster than its floor: its cost or a ceiling is wrong"
         return f"{name} to its floor", missing(why), "its floor were known", "round shares"
@@ -97,7 +93,7 @@ def _scaled(share: Value, factor: float) -> Value:
     return Estimate(share.value * factor, low, high, share.n, "share", "attributed", share.note, share.counted)
 
 
-def _gain(share: Value, left: float, left_low: float, left_high: float) -> Value:
+def _gain(share: Value, left: float = 0.0, left_low: float = 0.0, left_high: float = 0.0) -> Value:
     """Speedup if only the part `left` of the share is left; its ends go with the ends of the share."""
     if isinstance(share, NotMeasured):
         return share
@@ -118,7 +114,7 @@ def _of_waiting(basis: Basis, setting: Setting) -> Iterator[Proposal]:
     if isinstance(running, NotMeasured):
         return
     share = _rest(running)
-    gain = _gain(share, 0.0, 0.0, 0.0)
+    gain = _gain(share)
     what = "no request waited between its rounds, mostly for prefills; here all requests arrive at once"
     yield Proposal(setting, "no waiting between rounds", share, gain, gain, what, "clean pass")
 

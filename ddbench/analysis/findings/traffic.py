@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ddbench import units
-from ddbench.analysis.findings.answers import Number, Part, Verdict, captured, named
+from ddbench.analysis.findings.answers import Number, Part, Verdict, captured, named, plain
 from ddbench.analysis.findings.basis import Basis, has_drafter
 from ddbench.analysis.profile.captured_case import ToolPass
 from ddbench.analysis.profile.moved import StageBytes
@@ -32,7 +32,6 @@ class Traffic:
     setting: Setting
     profile: Profile
     stages: tuple[StageBytes, ...]  # of a known waste, that take a part of the round worth speaking of
-    unknown: tuple[str, ...]  # stages worth speaking of whose waste is not known
 
     @property
     def readings(self) -> Readings | NotMeasured:
@@ -63,11 +62,10 @@ def traffic(basis: Basis, concurrency: int) -> Traffic | None:
     for setting in [best, *others] if best is not None else others:
         profile = basis.profiles.get(setting.key)
         if profile is not None and profile.has_bytes:
-            own = [one for one in profile.stage_bytes if one.stage and _matters(basis, setting, one)]
-            known = [one for one in own if not isinstance(one.waste, NotMeasured)]
-            unknown = tuple(one.stage for one in own if isinstance(one.waste, NotMeasured))
+            own = (one for one in profile.stage_bytes if one.stage and not isinstance(one.waste, NotMeasured))
+            known = tuple(one for one in own if _matters(basis, setting, one))
             if known:
-                return Traffic(setting, profile, tuple(known), unknown)
+                return Traffic(setting, profile, known)
     return None
 
 
@@ -84,9 +82,9 @@ def traffic_part(concurrency: int, found: Traffic) -> Part:
     how = "counted" if found.is_counted else "sampled"
     sentences = [sharing.sentence] if sharing.sentence else []
     if wasteful:
-        stages = [f"{_plain(one.stage)} ({_times(one)})" for one in wasteful]
+        stages = [f"{plain(one.stage)} ({_times(one)})" for one in wasteful]
         sentences.append(f"bandwidth is wasted in {units.listed(stages)}: bytes moved, {how}, over the fewest")
-        shown = units.listed([f"{_plain(one.stage)} {_times(one)}" for one in wasteful[:SHOWN]])
+        shown = units.listed([f"{plain(one.stage)} {_times(one)}" for one in wasteful[:SHOWN]])
         brief = f"{sharing.brief + '; ' if sharing.brief else ''}{shown} the fewest bytes, {how}"
         verdict = "mixed" if sharing.verdict == "yes" else "no"
     else:
@@ -116,7 +114,7 @@ def traffic_numbers(found: Traffic) -> Iterator[Number]:
     """Bytes of the stages that matter, the readings, and whether the two sources agree."""
     about = named(found.setting)
     for one in found.stages:
-        stage, rounds = _plain(one.stage), _source(found, one).num_rounds
+        stage, rounds = plain(one.stage), _source(found, one).num_rounds
         yield Number(f"{stage}: bytes moved per round", captured(_number(one.moved), "bytes", rounds), about)
         yield Number(f"{stage}: bytes moved over its fewest", captured(_waste(one), "x", rounds), about)
         if isinstance(one.agreement, float):
@@ -150,7 +148,3 @@ def _number(value: float | NotMeasured) -> float:
 
 def _times(one: StageBytes) -> str:
     return f"{units.significant(_waste(one), 2)}x"
-
-
-def _plain(stage: str) -> str:
-    return stage.replace("_", " ")

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Literal
 
 from ddbench.analysis.blocks import started_at
 from ddbench.analysis.counters import agreed_counters
@@ -22,9 +22,14 @@ from ddbench.analysis.metrics import METRICS
 from ddbench.analysis.settings import Setting, study_of
 from ddbench.errors import DdbenchError, SchemaError, UserError
 from ddbench.records import Environment, NotMeasured, OkResult
-from ddbench.spec import Case, Record, from_json
+from ddbench.spec import Case, Record, RecordT, from_json
 
 SCHEMA_VERSION = 1
+KeptKind = Literal["runs", "ops"]  # what a file of a baseline says of itself; one of runs says nothing
+KEPT: dict[KeptKind, str] = {
+    "runs": "runs of an experiment (ddbench sweep)",
+    "ops": "single ops (ddbench bench-ops)",
+}
 
 
 class Repeat(Record):
@@ -233,11 +238,15 @@ def baseline_text(baseline: Baseline) -> str:
 
 
 def write_baseline(path: Path, baseline: Baseline) -> None:
+    write_whole(path, baseline_text(baseline))
+
+
+def write_whole(path: Path, text: str) -> None:
     """Write so that a reader sees the old file or the whole new one."""
     partial = path.with_name(f".partial-{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(baseline_text(baseline), encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
         os.replace(partial, path)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror}): choose another file with --out") from error
@@ -245,7 +254,24 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
 
 def read_baseline(path: Path) -> Baseline:
     """A file that is absent, damaged or of another schema is a SchemaError with its cure."""
-    cure = f"make it with: ddbench qualify EXPERIMENT --out {path}"
+    return read_kept(Baseline, path, "runs", SCHEMA_VERSION, f"make it with: ddbench qualify EXPERIMENT --out {path}")
+
+
+def kept_kind(path: Path) -> KeptKind | None:
+    """What a file says it is a baseline of; None where it cannot be read."""
+    try:
+        head = _head(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return None
+    return _kind(head) if head else None
+
+
+def _kind(head: Mapping[str, Any]) -> KeptKind:
+    return "ops" if head.get("kind") == "ops" else "runs"
+
+
+def read_kept(model: type[RecordT], path: Path, kind: KeptKind, schema_version: int, cure: str) -> RecordT:
+    """A baseline of any kind; a fault of its file is a SchemaError that ends in the cure."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
@@ -253,20 +279,23 @@ def read_baseline(path: Path) -> Baseline:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise SchemaError(f"{path}: cannot be read ({reason}); {cure}") from error
-    version = _version(text)
-    if version is not None and version != SCHEMA_VERSION:
-        by_newer = "made by a newer ddbench: gate with that one, or " if version > SCHEMA_VERSION else ""
-        raise SchemaError(f"{path}: baseline schema {version}, this ddbench reads {SCHEMA_VERSION}; {by_newer}{cure}")
+    head = _head(text)
+    if head and _kind(head) != kind:
+        raise SchemaError(f"{path}: a baseline of {KEPT[_kind(head)]}, to be held against {KEPT[kind]}; {cure}")
+    version = head.get("schema_version")
+    if isinstance(version, int) and version != schema_version:
+        by_newer = "made by a newer ddbench: gate with that one, or " if version > schema_version else ""
+        raise SchemaError(f"{path}: baseline schema {version}, this ddbench reads {schema_version}; {by_newer}{cure}")
     try:
-        return from_json(Baseline, text, str(path))
+        return from_json(model, text, str(path))
     except SchemaError as error:
         raise SchemaError(f"{error}; {cure}") from error
 
 
-def _version(text: str) -> int | None:
+def _head(text: str) -> dict[str, Any]:
+    """The object of a file; empty where it is none: damage is told better by whoever parses it all."""
     try:
         data = json.loads(text)
-    except json.JSONDecodeError:
-        return None  # damage is told better by whoever parses it all
-    version = data.get("schema_version") if isinstance(data, dict) else None
-    return version if isinstance(version, int) else None
+    except (json.JSONDecodeError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ddbench.analysis.counters import Counter, agreed_counters, counter
-from ddbench.analysis.gate.baseline import Baseline, Shape
+from ddbench.analysis.gate.baseline import Shape
 from ddbench.analysis.gate.repeats import agreed_digest
 from ddbench.analysis.gate.rows import Row, Verdict
 from ddbench.analysis.settings import Setting
@@ -21,13 +21,13 @@ Counters = Mapping[str, int | NotMeasured]
 UPDATE = "better than the baseline: make it anew, so that this is kept"
 
 
-def why_not_comparable(baseline: Baseline, place: Mapping[str, str]) -> str:
+def why_not_comparable(then: Mapping[str, str], place: Mapping[str, str]) -> str:
     """Counters need neither the same machine nor the same speed: the same torch minor version and kind of device."""
-    before, now = (_minor(one.get("library torch", "absent")) for one in (baseline.place, place))
+    before, now = (_minor(one.get("library torch", "absent")) for one in (then, place))
     if before != now:
         return f"torch {before} then, {now} now: another version may dispatch other ops"
-    if baseline.place.get("device") != place.get("device"):
-        return f"{baseline.place.get('device')} then, {place.get('device')} now: another device rounds differently"
+    if then.get("device") != place.get("device"):
+        return f"{then.get('device')} then, {place.get('device')} now: another device rounds differently"
     return ""
 
 
@@ -73,18 +73,25 @@ def _output_row(shape: Shape, setting: Setting) -> Row:
 
 
 def _counter_row(shape: Shape, name: str, counters: Counters) -> Row:
-    before, now = shape.counters[name], counters.get(name)
-    if isinstance(before, NotMeasured):
-        return _row(shape, name, "not_gated", before, now, f"baseline: {before.not_measured}")
-    if now is None:
-        return _row(shape, name, "missing", before, None, "the run did not count it")
-    if isinstance(now, NotMeasured):
-        return _row(shape, name, "changed", before, now, now.not_measured)
-    about = counter(name)
-    if before != now and any(counters.get(other) != shape.counters.get(other) for other in about.given):
+    before, now, about = shape.counters[name], counters.get(name), counter(name)
+    is_other = isinstance(before, int) and isinstance(now, int) and before != now
+    if is_other and any(counters.get(other) != shape.counters.get(other) for other in about.given):
         return _row(shape, name, "not_gated", before, now, about.why_given)
-    verdict, reason = _judged(about, before, now)
-    return _row(shape, name, verdict, before, now, reason)
+    return judged_row(shape.label, name, about, before, now)
+
+
+def judged_row(label: str, name: str, about: Counter, before: int | NotMeasured, now: int | NotMeasured | None) -> Row:
+    """A counter against the baseline's, whatever the shape is one of."""
+    verdict: Verdict
+    if isinstance(before, NotMeasured):
+        verdict, reason = "not_gated", f"baseline: {before.not_measured}"
+    elif now is None:
+        verdict, reason = "missing", "the run did not count it"
+    elif isinstance(now, NotMeasured):
+        verdict, reason = "changed", now.not_measured
+    else:
+        verdict, reason = _judged(about, before, now)
+    return Row(kind="counter", shape=label, name=name, verdict=verdict, before=before, now=now, reason=reason)
 
 
 def _judged(about: Counter, before: int, now: int) -> tuple[Verdict, str]:

@@ -43,13 +43,16 @@ class Request:
     only: Only | None = None
     thresholds: Mapping[str, float] = field(default_factory=dict)  # metric -> relative
     is_undecided_passing: bool = False
+    ops: tuple[str, ...] = ()  # of single ops: hold only these
 
     def __post_init__(self) -> None:
         if self.only == "counters" and self.thresholds:
             raise UserError("--threshold is about times, --only counters leaves them out: keep one of them")
 
 
-def request_of(only: Only | None, thresholds: Sequence[str], is_undecided_passing: bool) -> Request:
+def request_of(
+    only: Only | None, thresholds: Sequence[str], is_undecided_passing: bool, ops: Sequence[str] = ()
+) -> Request:
     """The request as a command line writes it: thresholds are `METRIC=PCT`."""
     found = {}
     for text in thresholds:
@@ -61,7 +64,7 @@ def request_of(only: Only | None, thresholds: Sequence[str], is_undecided_passin
         if not (equals and math.isfinite(value) and value > 0):
             raise UserError(f"--threshold: expected METRIC=PCT such as tpot_ms=5, got {shown(text)}")
         found[name.strip()] = value / 100
-    return Request(only, found, is_undecided_passing)
+    return Request(only, found, is_undecided_passing, tuple(ops))
 
 
 def policies_of(thresholds: Mapping[str, float]) -> dict[str, Policy]:

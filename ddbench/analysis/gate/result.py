@@ -7,7 +7,7 @@ request that makes no sense is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -38,14 +38,15 @@ ReadT = TypeVar("ReadT")
 def gate_folders(run: Path, baseline: Path, request: Request, confirm: Path | None = None) -> GateResult:
     """What cannot be read becomes a row: a damaged run was not measured, a damaged baseline compares with nothing."""
     return gate(
-        _read(load_run, run),
-        _read(read_baseline, baseline),
+        read_or_reason(load_run, run),
+        read_or_reason(read_baseline, baseline),
         request,
-        None if confirm is None else _read(load_run, confirm),
+        None if confirm is None else read_or_reason(load_run, confirm),
     )
 
 
-def _read(reader: Callable[[Path], ReadT], path: Path) -> ReadT | NotMeasured:
+def read_or_reason(reader: Callable[[Path], ReadT], path: Path) -> ReadT | NotMeasured:
+    """What a file or folder holds, or why that cannot be read."""
     try:
         return reader(path)
     except SchemaError as error:
@@ -62,13 +63,13 @@ def gate(
     policies = policies_of(request.thresholds)
     rows: list[Row] = []
     if isinstance(run, NotMeasured):
-        rows.append(_about("run", "missing", run.not_measured))
+        rows.append(about_all("run", "missing", run.not_measured))
     elif not run.cases["status"].eq("ok").any():
-        rows.append(_about("run", "missing", _why_nothing(run)))
+        rows.append(about_all("run", "missing", _why_nothing(run)))
     if isinstance(confirm, NotMeasured):
-        rows.append(_about("run", "missing", f"the run that is to confirm: {confirm.not_measured}"))
+        rows.append(about_all("run", "missing", f"the run that is to confirm: {confirm.not_measured}"))
     if isinstance(baseline, NotMeasured):
-        rows.append(_about("baseline", "incomparable", baseline.not_measured))
+        rows.append(about_all("baseline", "incomparable", baseline.not_measured))
     notes: list[str] = []
     if not rows:
         assert isinstance(run, RunFrames)
@@ -85,13 +86,14 @@ def gate(
         question=manifest.experiment.question if manifest else known.question if known else "",
         rows=tuple(rows),
         notes=tuple(notes),
-        place=_place(known.place, place) if known and manifest else (),
+        place=both_places(known.place, place) if known and manifest else (),
         ungated=ungated(policies) if request.only != "counters" else (),
         is_undecided_passing=request.is_undecided_passing,
     )
 
 
-def _about(kind: Literal["run", "baseline"], verdict: Literal["missing", "incomparable"], reason: str) -> Row:
+def about_all(kind: Literal["run", "baseline"], verdict: Literal["missing", "incomparable"], reason: str) -> Row:
+    """What is not about one shape."""
     return Row(kind=kind, shape="", name=kind, verdict=verdict, reason=reason)
 
 
@@ -102,7 +104,8 @@ def _why_nothing(run: RunFrames) -> str:
     return "nothing was measured: the run has no case that was measured and correct"
 
 
-def _place(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[Difference, ...]:
+def both_places(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[Difference, ...]:
+    """What the two have, side by side."""
     names = dict.fromkeys((*before, *now))
     return tuple(
         Difference(name=name, before=before.get(name, "absent"), now=now.get(name, "absent")) for name in names
@@ -126,7 +129,7 @@ def _compared(
             f"no case of the run ('{manifest.experiment.name}') is in the baseline ('{baseline.experiment}'): run the "
             f"baseline's experiment, or make a baseline of this one with: ddbench qualify --from RUN --out FILE"
         )
-        return [_about("baseline", "incomparable", reason)], []
+        return [about_all("baseline", "incomparable", reason)], []
     problems = _problems(run)
     rows = [_missing_row(shape, problems, run) for shape in baseline.shapes if _is_missing(shape, settings, problems)]
     usable = [shape for shape in known if shape.key not in problems]
@@ -140,7 +143,7 @@ def _compared(
             _entries(baseline, usable, settings, run, confirm, partner), policies_of(request.thresholds)
         )
     if not any(row.verdict != "not_gated" for row in rows):
-        rows.append(_about("run", "missing", "nothing that the two have in common can be gated"))
+        rows.append(about_all("run", "missing", "nothing that the two have in common can be gated"))
     return rows, _notes(run, baseline, settings, rows, request, partner)
 
 
@@ -171,7 +174,7 @@ def _stranger_row(shape: Shape, reason: str) -> Row:
 
 
 def _counters(baseline: Baseline, shapes: list[Shape], settings: Mapping[str, Setting], run: RunFrames) -> list[Row]:
-    why = why_not_comparable(baseline, place_of(run.manifests[0].environment))
+    why = why_not_comparable(baseline.place, place_of(run.manifests[0].environment))
     if why:
         return [incomparable_row(shape, why) for shape in shapes]
     return [row for shape in shapes for row in counter_rows(shape, settings[shape.key])]
@@ -190,23 +193,29 @@ def _entries(
     if confirm is not None:
         _check_confirmation(run, confirm)
         confirming = shapes_of(confirm)
-    changed = [one.name for one in _place(baseline.place, place_of(environment)) if one.before != one.now]
+    changed = [one.name for one in both_places(baseline.place, place_of(environment)) if one.before != one.now]
     why_not = f"another place (its {', '.join(changed)})" if changed else ""
     return [Entry(shape, settings[shape.key], confirming.get(shape.key), why_not, partner or "") for shape in shapes]
 
 
 def _check_confirmation(run: RunFrames, confirm: RunFrames) -> None:
     one, two = run.manifests[0], confirm.manifests[0]
-    if one.run_id == two.run_id:
-        raise UserError(f"--confirm {two.run_id}: is the run itself: give a second run of the same code")
-    if one.environment.code_digest != two.environment.code_digest:
-        raise UserError(
-            f"--confirm {two.run_id}: is of other code (digest {two.environment.code_digest[:12]}, the run's is "
-            f"{one.environment.code_digest[:12]}): give a second run of the same code"
-        )
+    digests = (one.environment.code_digest, two.environment.code_digest)
     changed = differences(place_of(one.environment), place_of(two.environment))
+    check_confirmation(two.run_id, one.run_id == two.run_id, digests, changed)
+
+
+def check_confirmation(confirm: str, is_itself: bool, digests: tuple[str, str], changed: Sequence[str]) -> None:
+    """A second run says something only if it is one, of the same code and at the same place."""
+    if is_itself:
+        raise UserError(f"--confirm {confirm}: is the run itself: give a second run of the same code")
+    if digests[0] != digests[1]:
+        raise UserError(
+            f"--confirm {confirm}: is of other code (digest {digests[1][:12]}, the run's is "
+            f"{digests[0][:12]}): give a second run of the same code"
+        )
     if changed:
-        raise UserError(f"--confirm {two.run_id}: ran at another place: {', '.join(changed)}")
+        raise UserError(f"--confirm {confirm}: ran at another place: {', '.join(changed)}")
 
 
 # -------------------------------------------------------------------------------------------------------------- notes

@@ -56,7 +56,7 @@ class Timing(Record):
     ratio: float  # run / baseline, as measured
     low: float | None  # interval of the ratio
     high: float | None
-    num_pairs: int
+    num_pairs: int  # 0: the run has one value, held against all of the baseline's
     is_interleaved: bool  # the two codes ran in turns
     floor: float | NotMeasured  # relative
     threshold: float  # relative, as asked for
@@ -67,6 +67,11 @@ class Timing(Record):
     def limit(self) -> float:
         """What a difference must exceed."""
         return self.threshold if isinstance(self.floor, NotMeasured) else max(self.threshold, self.floor)
+
+
+PAIRED_RULE = (
+    "A time is worse when its pairs agree that it is, and by more than both its threshold and the noise floor."
+)
 
 
 class Row(Record):
@@ -110,6 +115,7 @@ class GateResult(Record):
     place: tuple[Difference, ...] = ()
     ungated: tuple[Ungated, ...] = ()
     is_undecided_passing: bool = False
+    rule: str = PAIRED_RULE  # when a time counts as worse
 
     @property
     def exit_code(self) -> int:

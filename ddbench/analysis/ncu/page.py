@@ -52,11 +52,7 @@ def parse_page(text: str, name: str) -> Profile:
         raise CaptureProblem("nothing", f"{name} holds no kernel", "look at the filters; the program must use the GPU")
     locale = _locale(header, kernels, name)
     chips = sorted({row[place[_CHIP]].strip() for row in kernels} if _CHIP in place else ())
-    return Profile(
-        kernels=tuple(_kernel(row, place, units, locale, name) for row in kernels),
-        chip=" and ".join(chips),
-        version="",
-    )
+    return Profile(tuple(_kernel(row, place, units, locale, name) for row in kernels), " and ".join(chips))
 
 
 # -------------------------------------------------------------------------------------------------------------- text

@@ -38,7 +38,6 @@ class Profile:
 
     kernels: tuple[Kernel, ...]
     chip: str  # compute capability; '' where the report names none
-    version: str  # of ncu; '' where the report names none
 
 
 def counted(kernel: Kernel) -> dict[str, float]:

@@ -38,7 +38,7 @@ def read_report(path: Path) -> Profile:
     if not kernels:
         # The package takes any file for a report: what is none holds nothing.
         raise CaptureProblem("nothing", f"{path.name} holds no kernel, or is no report of ncu", AGAIN)
-    return Profile(kernels, " and ".join(filter(None, chips)), "")
+    return Profile(kernels, " and ".join(filter(None, chips)))
 
 
 def _kernel(action: Any, kinds: Any) -> Kernel:

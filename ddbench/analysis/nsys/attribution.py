@@ -11,6 +11,7 @@ of the recording but whose launch lies in a stage) is `approximate`. The rest is
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -18,15 +19,13 @@ import pandas as pd
 from ddbench.analysis.nsys.device_ops import device_ops
 from ddbench.analysis.nsys.enclosing import NONE
 from ddbench.analysis.nsys.export import LOW_BITS, NsysExport
-from ddbench.analysis.nsys.ledger import BASES, Ledger, make_ledger
 from ddbench.analysis.nsys.names import STAGE_NAMES
 from ddbench.analysis.nsys.nodes import created_by
 from ddbench.analysis.nsys.ranges import Codes, codes_around, exact, round_ranges, stage_ranges
 from ddbench.analysis.nsys.recording import Recording, recorded
-from ddbench.analysis.nsys.totals import kernel_totals, stage_totals
-from ddbench.records import NotMeasured
+from ddbench.captured import OUTSIDE_ROUNDS, Basis, LedgerLine
 
-NO_ROUND = -1
+BASES: tuple[Basis, ...] = get_args(Basis)
 
 
 @dataclass(frozen=True)
@@ -35,15 +34,9 @@ class Attribution:
 
     # kind, name, device, gpu, stream, start_ns, end_ns, num_bytes, is_replayed, the stages, basis, round, launch_call
     ops: pd.DataFrame
-    ledger: Ledger  # of what was recorded; its lines add up to the total whether or not that is all there was
+    ledger: tuple[LedgerLine, ...]  # one line per basis; adds up to all ops, whether or not these are all that ran
     recording: Recording
-    stages: pd.DataFrame | NotMeasured  # stage, count, time_ns (sum), busy_ns (union), num_bytes; else why withheld
-    kernels: pd.DataFrame | NotMeasured  # stage, name, count, time_ns; also withheld where replays have no kernels
-
-
-def attribute(export: NsysExport) -> Attribution:
-    """Charge everything that ran on a device to the stage that asked for it."""
-    return concluded(export, attributed_ops(export))
+    withheld: str  # why no totals may be read from the ops; empty: they may
 
 
 def attributed_ops(export: NsysExport) -> pd.DataFrame:
@@ -66,10 +59,20 @@ def attributed_ops(export: NsysExport) -> pd.DataFrame:
 def concluded(export: NsysExport, ops: pd.DataFrame) -> Attribution:
     """What may be said about these ops, given the API calls of the same time."""
     recording = recorded(export, ops)
-    unsound = NotMeasured(not_measured=recording.complaint) if recording.complaint else _nothing_ran(export)
-    stages = unsound or stage_totals(ops)
-    kernels = unsound or _no_kernels(recording) or kernel_totals(ops)
-    return Attribution(ops, make_ledger(ops), recording, stages, kernels)
+    nothing = "nothing ran on a device in this capture: `--trace=cuda` was missing, or no GPU"
+    return Attribution(ops, _ledger(ops), recording, recording.complaint or (nothing if export.is_cpu_only else ""))
+
+
+def _ledger(ops: pd.DataFrame) -> tuple[LedgerLine, ...]:
+    """Device time by what its attribution rests on, in the order of `BASES`."""
+    duration, codes = (ops["end_ns"] - ops["start_ns"]).to_numpy(), ops["basis"].cat.codes.to_numpy()
+    lines = tuple(
+        LedgerLine(basis=basis, count=int(np.count_nonzero(is_own)), time_ns=int(duration[is_own].sum()))
+        for basis, is_own in ((basis, codes == code) for code, basis in enumerate(BASES))
+    )
+    assert sum(line.count for line in lines) == len(ops), "an op that is in no line, or in two"
+    assert sum(line.time_ns for line in lines) == duration.sum(), "device time that is in no line, or in two"
+    return lines
 
 
 # --- by launch ---
@@ -120,9 +123,9 @@ def _stages_of_calls(export: NsysExport, calls: pd.DataFrame) -> tuple[Codes, Co
 
 
 def _rounds(export: NsysExport, calls: pd.DataFrame) -> np.ndarray:
-    """Step of the round range around each op's launch, or NO_ROUND."""
+    """Step of the round range around each op's launch, or OUTSIDE_ROUNDS."""
     found = codes_around(exact(round_ranges(export)), calls)
-    return np.where(calls["row"].to_numpy() == NONE, NO_ROUND, found)
+    return np.where((calls["row"].to_numpy() == NONE) | (found == NONE), OUTSIDE_ROUNDS, found)
 
 
 # --- by capture ---
@@ -147,19 +150,3 @@ def _charged(is_replayed: np.ndarray, launch: Codes, weaker: Codes, capture: Cod
     exact = np.where(is_replayed, capture != NONE, launch != NONE)
     basis = np.where(exact, np.where(is_replayed, by_capture, by_launch), approximate)
     return stage, np.where(stage == NONE, unattributed, basis)
-
-
-# --- what may be said about all of it ---
-
-
-def _nothing_ran(export: NsysExport) -> NotMeasured | None:
-    if not export.is_cpu_only:
-        return None
-    return NotMeasured(not_measured="nothing ran on a device in this capture: `--trace=cuda` was missing, or no GPU")
-
-
-def _no_kernels(recording: Recording) -> NotMeasured | None:
-    if not recording.num_untraced:
-        return None
-    reason = f"graph_mode: {recording.num_untraced} replays are recorded as a whole, without their kernels"
-    return NotMeasured(not_measured=f"{reason}: capture with --cuda-graph-trace=node")

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import pandas as pd
 
 CallKind = Literal["launch", "graph_launch", "copy", "memset", "sync", "memory", "other"]
-CALL_KINDS: tuple[CallKind, ...] = ("launch", "graph_launch", "copy", "memset", "sync", "memory", "other")
+CALL_KINDS: tuple[CallKind, ...] = get_args(CallKind)
 # How a name goes on behind `cuda` or `cu`; the first that fits.
 _BEGINNINGS: tuple[tuple[CallKind, str], ...] = (
     ("graph_launch", r"GraphLaunch"),

@@ -24,7 +24,7 @@ from ddbench.analysis.nsys.names import STAGE_NAMES
 from ddbench.analysis.nsys.ranges import codes_around, exact, round_ranges, stage_ranges
 from ddbench.analysis.nsys.sampled import StageMetric, dram_bytes_per_s, samples_within, stage_metrics
 from ddbench.analysis.nsys.window import Window, find_window, ops_within, strays
-from ddbench.captured import OUTSIDE_ROUNDS, CapturedRun, LedgerLine, StageSamples
+from ddbench.captured import OUTSIDE_ROUNDS, CapturedRun, StageSamples
 from ddbench.records import NotMeasured
 
 _MOST_DIAGNOSTICS, _LONGEST_NOTE = 8, 200
@@ -72,17 +72,14 @@ def digest_nsys(folder: Path) -> Digested:
 
 def _facts(export: NsysExport, window: Window, attribution: Attribution) -> dict[str, object]:
     """What `Capture` holds beside the tables."""
-    withheld = attribution.stages.not_measured if isinstance(attribution.stages, NotMeasured) else ""
-    if not withheld and not len(attribution.ops):
-        withheld = "nothing ran on a device in the window"
+    nothing = "" if len(attribution.ops) else "nothing ran on a device in the window"
     gpus = attribution.ops["gpu"].to_numpy()
-    lines = attribution.ledger.lines
     return {
         "window_ns": window.end_ns - window.start_ns,
-        "ledger": tuple(LedgerLine(basis=line.basis, count=line.count, time_ns=line.time_ns) for line in lines),
+        "ledger": attribution.ledger,
         "num_graph_launches": attribution.recording.num_launches,
         "num_graph_replays": attribution.recording.num_replays,
-        "withheld": withheld,
+        "withheld": attribution.withheld or nothing,
         "schema_version": export.schema_version,
         "dram_peak_bytes_per_s": dram_bytes_per_s(100.0, int(gpus[0]) if len(gpus) else 0, export),
     }
@@ -102,7 +99,7 @@ def _ops_table(export: NsysExport, window: Window, ops: pd.DataFrame) -> pd.Data
             "stage": _named(ops["stage"].cat.codes.to_numpy()),
             "launch_stage": _named(ops["launch_stage"].cat.codes.to_numpy()),
             "basis": ops["basis"],
-            "round": np.where(ops["round"] < 0, OUTSIDE_ROUNDS, ops["round"]),
+            "round": ops["round"],
             "gpu": ops["gpu"].to_numpy(np.int64),
             "stream": ops["stream"],
             "start_ns": ops["start_ns"] - window.start_ns,

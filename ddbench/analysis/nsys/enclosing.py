@@ -10,11 +10,26 @@ one search in a tree of maxima, for all calls at once. n ranges and q calls cost
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 
 NONE = -1  # no range encloses the call
 
-
 Spans = tuple[np.ndarray, np.ndarray, np.ndarray]  # start, end, thread
+
+
+def around(ranges: pd.DataFrame, column: str, calls: pd.DataFrame, missing: int = NONE) -> np.ndarray:
+    """`column` of the innermost range around each call on its thread."""
+    return taken(ranges[column], innermost(spans_of(ranges), spans_of(calls)), missing)
+
+
+def spans_of(frame: pd.DataFrame) -> Spans:
+    return frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy(), frame["thread"].to_numpy()
+
+
+def taken(values: pd.Series, places: np.ndarray, missing: int | bool) -> np.ndarray:
+    """The values at these places; where a place is NONE, `missing`."""
+    found = values.to_numpy()
+    return np.where(places == NONE, missing, found[places]) if len(found) else np.full(len(places), missing)
 
 
 def innermost(ranges_: Spans, calls_: Spans) -> np.ndarray:

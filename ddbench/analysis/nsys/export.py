@@ -34,7 +34,6 @@ class NsysExport:
     """What one capture recorded. `process` and `thread` are nsys's global ids."""
 
     schema_version: str
-    product_version: str
     kernels: pd.DataFrame  # start_ns, end_ns, device, stream, correlation, process, name, graph_node (0: none)
     copies: pd.DataFrame  # ... num_bytes, direction, graph_node
     memsets: pd.DataFrame  # ... num_bytes, graph_node
@@ -43,7 +42,7 @@ class NsysExport:
     node_events: pd.DataFrame  # graph nodes: start_ns, thread, node, original (0: created, not cloned)
     ranges: pd.DataFrame  # NVTX: start_ns, end_ns, thread, end_thread, name, domain, is_unclosed
     samples: pd.DataFrame  # of the known GPU metrics: time_ns, gpu, metric, value
-    gpus: pd.DataFrame  # gpu, name, dram_bytes_per_s (0: unknown)
+    gpus: pd.DataFrame  # gpu, dram_bytes_per_s (0: unknown)
     cuda_devices: pd.DataFrame  # pid, device, gpu
     diagnostics: tuple[str, ...]  # warnings and errors of nsys itself
     notes: tuple[str, ...]  # what the reader could not take at face value
@@ -83,7 +82,6 @@ class _Reader:
         serious = diagnostics["text"][diagnostics["severity"].isin(SERIOUS)]
         return NsysExport(
             schema_version=self._version("EXPORT_SCHEMA_VERSION"),
-            product_version=self._version("EXPORT_PRODUCT_VERSION"),
             samples=self._samples(),
             diagnostics=tuple(text for text in serious if text),
             notes=(*self._version_notes(), *self._notes),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from ddbench.analysis.nsys.enclosing import NONE, Spans, innermost
+from ddbench.analysis.nsys.enclosing import NONE, around
 from ddbench.analysis.nsys.export import NsysExport
 from ddbench.analysis.nsys.names import DOMAIN, STAGE_NAMES, WINDOW, parse_round
 
@@ -36,10 +36,7 @@ def exact(ranges: pd.DataFrame) -> pd.DataFrame:
 
 def codes_around(ranges: pd.DataFrame, calls: pd.DataFrame) -> Codes:
     """Code of the innermost range around each call on its thread, or NONE."""
-    found = innermost(_spans(ranges), _spans(calls))
-    if not len(ranges):
-        return found
-    return np.where(found == NONE, NONE, ranges["code"].to_numpy()[found])
+    return around(ranges, "code", calls)
 
 
 def _ours(export: NsysExport, code_of_name: np.ndarray | list[int]) -> pd.DataFrame:
@@ -48,7 +45,3 @@ def _ours(export: NsysExport, code_of_name: np.ndarray | list[int]) -> pd.DataFr
     codes = np.append(np.asarray(code_of_name, np.int64), NONE)[ranges["name"].cat.codes]
     is_ours = (ranges["domain"] == DOMAIN).to_numpy() & (codes != NONE)
     return ranges[is_ours].assign(code=codes[is_ours])
-
-
-def _spans(frame: pd.DataFrame) -> Spans:
-    return frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy(), frame["thread"].to_numpy()

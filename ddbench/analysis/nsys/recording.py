@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from ddbench.analysis.nsys.calls import call_kind, outermost
 from ddbench.analysis.nsys.export import NsysExport
-
-_GRAPH_LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +38,17 @@ def recorded(export: NsysExport, ops: pd.DataFrame) -> Recording:
     """Graph launches that the host made against replays of which the device left a trace."""
     calls = export.api_calls
     names = calls["name"].cat.categories
-    is_launch_name = np.array([name.startswith(_GRAPH_LAUNCHES) for name in names], dtype=bool)
+    is_launch_name = np.array([call_kind(name) == "graph_launch" for name in names], dtype=bool)
     is_launch = is_launch_name[calls["name"].cat.codes] if len(names) else np.zeros(0, bool)
-    launches = calls[is_launch].sort_values(["thread", "start_ns", "end_ns"], ascending=[True, True, False])
-    # A driver call within a runtime call is the same launch.
-    reached = launches.groupby("thread")["end_ns"].transform(lambda ends: ends.cummax().shift(fill_value=-(1 << 62)))
-    outer = (launches["start_ns"] >= reached).to_numpy().cumsum()  # which outermost launch each call belongs to
+    launches = calls[is_launch]
+    outer = pd.Series(outermost(launches), index=launches.index)  # a driver call within a runtime call is the same
     replayed = ops[ops["is_replayed"]]
-    found = pd.Series(outer, index=launches.index).reindex(replayed["launch_call"].unique()).dropna()
+    found = outer.reindex(replayed["launch_call"].unique()).dropna()
     groups = replayed[replayed["graph_node"] != 0].assign(graph=lambda frame: frame["graph_node"].to_numpy() >> 32)
     sizes = groups.groupby(["process", "graph", "correlation"])["graph_node"].nunique()
     fullest = sizes.groupby(level=["process", "graph"]).transform("max")
     return Recording(
-        num_launches=int(outer[-1]) if len(outer) else 0,
+        num_launches=int(outer.nunique()),
         num_replays=int(found.nunique()),
         num_partial=int((sizes < fullest).sum()),
         num_untraced=int((replayed["kind"] == "graph").sum()),

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ddbench.analysis.intervals import union
+from ddbench.analysis.intervals import Intervals, union
 from ddbench.analysis.nsys.attribution import Attribution
 from ddbench.analysis.nsys.export import NsysExport
 from ddbench.analysis.nsys.gpu_metrics import METRICS, MetricUnit
@@ -61,8 +61,8 @@ def samples_within(samples: pd.DataFrame, start_ns: int, end_ns: int) -> pd.Data
 
 def stage_metrics(export: NsysExport, attribution: Attribution) -> tuple[StageMetric, ...] | NotMeasured:
     """Every metric of every label that a sample touches."""
-    if isinstance(attribution.stages, NotMeasured):
-        return attribution.stages  # dropped kernels would pass for idle time
+    if attribution.withheld:  # dropped kernels would pass for idle time
+        return NotMeasured(not_measured=attribution.withheld)
     if not len(export.samples):
         reason = "no sample of a known GPU metric: capture with --gpu-metrics-devices, as a user who may read counters"
         return NotMeasured(not_measured=reason)
@@ -186,15 +186,6 @@ def _overlaps(spans: pd.DataFrame, low: np.ndarray, high: np.ndarray) -> dict[in
     left = high - low
     for code in np.unique(spans["code"].to_numpy()):
         own = spans[(spans["code"] == code).to_numpy()]
-        start, end = own["start_ns"].to_numpy(), own["end_ns"].to_numpy()
-        found[int(code)] = _time_until(start, end, high) - _time_until(start, end, low)
+        found[int(code)] = Intervals(own["start_ns"].to_numpy(), own["end_ns"].to_numpy()).within(low, high)
         left = left - found[int(code)]
     return {**found, _IDLE: left}
-
-
-def _time_until(start: np.ndarray, end: np.ndarray, moments: np.ndarray) -> np.ndarray:
-    """How much of the disjoint, sorted spans lies before each moment."""
-    total = np.concatenate([[0], np.cumsum(end - start)])
-    count = np.searchsorted(start, moments, side="right")
-    overshoot = np.where(count > 0, end[np.maximum(count, 1) - 1] - moments, 0)
-    return total[count] - np.maximum(0, overshoot)

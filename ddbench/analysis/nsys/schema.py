@@ -61,7 +61,7 @@ TABLES: dict[str, Table] = {
         (*_ON_DEVICE, Column("num_bytes", ("bytes",)), Column("copy_kind", ("copyKind",)), _NODE),
     ),
     "memsets": Table(("CUPTI_ACTIVITY_KIND_MEMSET",), (*_ON_DEVICE, Column("num_bytes", ("bytes",)), _NODE)),
-    "graph_traces": Table(("CUPTI_ACTIVITY_KIND_GRAPH_TRACE",), (*_ON_DEVICE, _optional("graph", "graphId"))),
+    "graph_traces": Table(("CUPTI_ACTIVITY_KIND_GRAPH_TRACE",), _ON_DEVICE),
     "api_calls": Table(
         ("CUPTI_ACTIVITY_KIND_RUNTIME",),
         (
@@ -111,11 +111,7 @@ TABLES: dict[str, Table] = {
     ),
     "gpus": Table(
         ("TARGET_INFO_GPU",),
-        (
-            Column("gpu", ("id",)),
-            Column("name", ("name",), "text", needed=False),
-            _optional("dram_bytes_per_s", "memoryBandwidth"),
-        ),
+        (Column("gpu", ("id",)), _optional("dram_bytes_per_s", "memoryBandwidth")),
     ),
     "cuda_devices": Table(
         ("TARGET_INFO_CUDA_DEVICE",),

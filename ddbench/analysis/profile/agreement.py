@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddbench.analysis.profile.captured_case import CapturedCase, ToolPass, round_steps, texts
+from ddbench.analysis.profile.captured_case import CapturedCase, ToolPass, in_rounds, round_steps, texts
 from ddbench.analysis.profile.launches import busy_of
 from ddbench.analysis.profile.tax import Tax, tax_of
 from ddbench.analysis.values import missing
-from ddbench.captured import OUTSIDE_ROUNDS
 from ddbench.engine.stages import ROUND_STAGES
 from ddbench.records import NotMeasured
 
@@ -46,7 +45,7 @@ def agreements(case: CapturedCase) -> tuple[Agreement, ...] | NotMeasured:
     tax = tax_of(case, one)
     if isinstance(tax, NotMeasured):
         return tax
-    ops = one.ops[(one.ops["round"] != OUTSIDE_ROUNDS).to_numpy(dtype=bool)]
+    ops = in_rounds(one.ops)
     of_ops = texts(ops, "stage")
     attributed = _attributed(case, one)
     found = [

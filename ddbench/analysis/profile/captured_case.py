@@ -15,7 +15,7 @@ import pandas as pd
 
 from ddbench.analysis.frames import RunFrames
 from ddbench.analysis.values import missing
-from ddbench.captured import Capture
+from ddbench.captured import OUTSIDE_ROUNDS, Capture
 from ddbench.records import NotMeasured, OkResult
 from ddbench.spec import Tool
 
@@ -34,7 +34,7 @@ class ToolPass:
     ops: pd.DataFrame  # rows of `DeviceOp`
     calls: pd.DataFrame  # `HostCall`
     ranges: pd.DataFrame  # `HostRange`
-    samples: pd.DataFrame  # `StageSamples`, its label called `during`
+    samples: pd.DataFrame  # `StageSamples`
     counters: pd.DataFrame  # `KernelCounter`
 
     @property
@@ -142,6 +142,11 @@ def window_end(capture: Capture, ops: pd.DataFrame) -> int:
 def texts(frame: pd.DataFrame, name: str) -> np.ndarray:
     """A column of text as plain strings, whether or not it is stored as categories."""
     return frame[name].astype(object).to_numpy()
+
+
+def in_rounds(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows that belong to a round."""
+    return frame[(frame["round"] != OUTSIDE_ROUNDS).to_numpy(dtype=bool)]
 
 
 def round_steps(one: ToolPass) -> range:

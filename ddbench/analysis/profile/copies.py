@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ddbench.analysis.profile.captured_case import ToolPass, texts
-from ddbench.captured import OUTSIDE_ROUNDS
+from ddbench.analysis.profile.captured_case import ToolPass, in_rounds, texts
 
 _VERSION = re.compile(r"_v\d+$")
 TO_HOST = "device to host"
@@ -45,7 +44,7 @@ class Syncs:
 
 def copies_of(one: ToolPass) -> tuple[Copies, ...]:
     """By direction, those to the host first; within one the most bytes first."""
-    ops = one.ops[np.isin(texts(one.ops, "kind"), ("copy", "memset")) & (one.ops["round"] != OUTSIDE_ROUNDS).to_numpy()]
+    ops = in_rounds(one.ops[np.isin(texts(one.ops, "kind"), ("copy", "memset"))])
     names = dict(zip(one.calls["start_ns"].tolist(), texts(one.calls, "name").tolist(), strict=True))
     what = np.where(texts(ops, "kind") == "memset", "memset", texts(ops, "direction"))
     frame = pd.DataFrame(
@@ -74,8 +73,7 @@ def copies_of(one: ToolPass) -> tuple[Copies, ...]:
 
 def syncs_of(one: ToolPass) -> tuple[Syncs, ...]:
     """The most waiting first."""
-    is_meant = (one.calls["kind"] == "sync").to_numpy(dtype=bool) & (one.calls["round"] != OUTSIDE_ROUNDS).to_numpy()
-    calls = one.calls[is_meant]
+    calls = in_rounds(one.calls[(one.calls["kind"] == "sync").to_numpy(dtype=bool)])
     frame = pd.DataFrame(
         {
             "stage": texts(calls, "stage"),

@@ -12,13 +12,12 @@ import numpy as np
 import pandas as pd
 
 from ddbench.analysis.intervals import union
-from ddbench.analysis.profile.captured_case import ToolPass, texts
-from ddbench.captured import OUTSIDE_ROUNDS
+from ddbench.analysis.profile.captured_case import ToolPass, in_rounds, texts
 from ddbench.engine.stages import Stage
 
 NO_STAGE = ""
-OP_COUNTS: tuple[str, ...] = ("kernel", "copy", "memset", "graph", "operator")
-CALL_COUNTS: tuple[str, ...] = ("launch", "graph_launch", "sync")
+OP_KINDS: tuple[str, ...] = ("kernel", "copy", "memset", "graph", "operator")
+COUNTED_CALLS: tuple[str, ...] = ("launch", "graph_launch", "sync")
 
 
 @dataclass(frozen=True)
@@ -26,9 +25,9 @@ class StageLaunches:
     """What one stage, or a whole round, puts on the device; all per round."""
 
     stage: str  # NO_STAGE: ops and calls of rounds of which no stage is known
-    ops: dict[str, float]  # by kind of op, of `OP_COUNTS`
+    ops: dict[str, float]  # by kind of op, of `OP_KINDS`
     num_replayed: float  # of the ops, nodes of graphs
-    calls: dict[str, float]  # by kind of call, of `CALL_COUNTS`
+    calls: dict[str, float]  # by kind of call, of `COUNTED_CALLS`
     busy_ns: float  # at least one of its ops runs
     time_ns: float  # sum of its ops' times
 
@@ -48,8 +47,7 @@ class RoundLaunches:
 
 def round_launches(one: ToolPass) -> RoundLaunches:
     """Counts of a usable timeline."""
-    ops = one.ops[(one.ops["round"] != OUTSIDE_ROUNDS).to_numpy(dtype=bool)]
-    calls = one.calls[(one.calls["round"] != OUTSIDE_ROUNDS).to_numpy(dtype=bool)]
+    ops, calls = in_rounds(one.ops), in_rounds(one.calls)
     of_ops, of_calls = texts(ops, "stage"), texts(calls, "stage")
     rounds = one.num_rounds
     stages = [
@@ -70,9 +68,9 @@ def _counts(stage: str, ops: pd.DataFrame, calls: pd.DataFrame, num_rounds: int)
     took = (ops["end_ns"] - ops["start_ns"]).to_numpy(np.int64)
     return StageLaunches(
         stage=stage,
-        ops={kind: float((kinds == kind).sum()) / num_rounds for kind in OP_COUNTS},
+        ops={kind: float((kinds == kind).sum()) / num_rounds for kind in OP_KINDS},
         num_replayed=float(ops["is_replayed"].to_numpy(dtype=bool).sum()) / num_rounds,
-        calls={kind: float((called == kind).sum()) / num_rounds for kind in CALL_COUNTS},
+        calls={kind: float((called == kind).sum()) / num_rounds for kind in COUNTED_CALLS},
         busy_ns=busy_of(ops) / num_rounds,
         time_ns=float(took.sum()) / num_rounds,
     )

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ddbench.analysis.profile.captured_case import KERNEL_TIME, CapturedCase, ToolPass, texts
+from ddbench.analysis.profile.captured_case import KERNEL_TIME, CapturedCase, ToolPass, in_rounds, texts
 from ddbench.analysis.profile.copies import moved_by_copies
 from ddbench.analysis.profile.launches import busy_of, stages_among
 from ddbench.analysis.values import missing
-from ddbench.captured import OUTSIDE_ROUNDS
 from ddbench.engine.stages import ROUND_STAGES, Stage
 from ddbench.records import NotMeasured, StageCost
 
@@ -169,12 +168,9 @@ def wide_counters(one: ToolPass) -> pd.DataFrame:
 
 def _counted(one: ToolPass | NotMeasured) -> dict[str, float] | NotMeasured:
     """Stage -> bytes read and written per round by its kernels."""
-    if isinstance(one, NotMeasured):
-        return one
-    kernels = wide_counters(one)
-    why = _why_no_bytes(kernels)
-    if why is not None:
-        return why
+    kernels = _with_bytes(one)
+    if isinstance(one, NotMeasured) or isinstance(kernels, NotMeasured):
+        return kernels
     homeless = int((kernels["stage"] == "").sum())
     if homeless > MOST_HOMELESS * len(kernels):
         return missing(f"{homeless} of {len(kernels)} counted kernels have no stage")
@@ -182,32 +178,36 @@ def _counted(one: ToolPass | NotMeasured) -> dict[str, float] | NotMeasured:
     return {str(stage): float(value) for stage, value in moved.items()}
 
 
-def _why_no_bytes(kernels: pd.DataFrame) -> NotMeasured | None:
-    """A sum over kernels of which some were not counted would be too small."""
+def _with_bytes(one: ToolPass | NotMeasured) -> pd.DataFrame | NotMeasured:
+    """`wide_counters` with both counters of bytes: a sum over kernels of which some were not counted is too small."""
+    if isinstance(one, NotMeasured):
+        return one
+    kernels = wide_counters(one)
     absent = [name for name in (READ, WRITTEN) if name not in kernels]
     if absent:
         return missing(f"the counters lack {' and '.join(absent)}: this chip or this ncu does not give them")
     lost = int(kernels[[READ, WRITTEN]].isna().any(axis=1).sum())
-    return missing(f"{lost} of {len(kernels)} kernels have no count of their bytes") if lost else None
+    return missing(f"{lost} of {len(kernels)} kernels have no count of their bytes") if lost else kernels
 
 
 def kernel_bytes(case: CapturedCase) -> tuple[KernelBytes, ...] | NotMeasured:
     """Every kernel of every stage, the most bytes first."""
-    one = case.counted
-    if isinstance(one, NotMeasured):
-        return one
-    kernels = wide_counters(one)
-    why = _why_no_bytes(kernels)
-    if why is not None:
-        return why
+    one, kernels = case.counted, _with_bytes(case.counted)
+    if isinstance(one, NotMeasured) or isinstance(kernels, NotMeasured):
+        return kernels
     found = []
     for (stage, name), rows in kernels.groupby(["stage", "name"], sort=True):
-        took: float | NotMeasured = missing("the counters have no time of the kernel")
-        if KERNEL_TIME in rows and not rows[KERNEL_TIME].isna().any():
-            took = float(rows[KERNEL_TIME].sum()) / one.num_rounds
+        took = kernel_time(rows, one)
         read, written = (float(rows[column].sum()) / one.num_rounds for column in (READ, WRITTEN))
         found.append(KernelBytes(str(stage), str(name), len(rows) / one.num_rounds, read, written, took))
     return tuple(sorted(found, key=lambda own: (-own.moved, own.stage, own.name)))
+
+
+def kernel_time(rows: pd.DataFrame, one: ToolPass) -> float | NotMeasured:
+    """Nanoseconds per round of a kernel, alone on the device; `rows` are its launches in `wide_counters`."""
+    if KERNEL_TIME not in rows or rows[KERNEL_TIME].isna().any():
+        return missing("the counters have no time of the kernel")
+    return float(rows[KERNEL_TIME].sum()) / one.num_rounds
 
 
 # --- timeline ---------------------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def _busy(one: ToolPass | NotMeasured) -> dict[str, float] | NotMeasured:
     """Stage -> nanoseconds per round in which its ops run."""
     if isinstance(one, NotMeasured):
         return one
-    ops = one.ops[(one.ops["round"] != OUTSIDE_ROUNDS).to_numpy(dtype=bool)]
+    ops = in_rounds(one.ops)
     of_ops = texts(ops, "stage")
     return {stage: busy_of(ops[of_ops == stage]) / one.num_rounds for stage in stages_among(of_ops)}
 
@@ -238,9 +238,9 @@ def _sampled(one: ToolPass | NotMeasured) -> dict[str, tuple[float, int, float]]
         if row.metric in (READ, WRITTEN):
             # Over all samples, by overlap, and the time that they cover: so that the labels add up to all that moved.
             point = peak / 100 * row.time_ns / 1e9 / one.num_rounds  # bytes that one percent stands for
-            before, count, error = found.get(str(row.during), (0.0, int(row.num_whole), 0.0))
+            before, count, error = found.get(str(row.label), (0.0, int(row.num_whole), 0.0))
             whole = min(count, int(row.num_whole))
-            found[str(row.during)] = (before + row.blended * point, whole, error + ROUNDING * point)
+            found[str(row.label)] = (before + row.blended * point, whole, error + ROUNDING * point)
     if not found:
         return missing("the DRAM was not sampled: nsys needs to sample GPU metrics, as a user who may read counters")
     return {stage: own for stage, own in found.items() if stage in STAGES}

@@ -14,7 +14,7 @@ import pandas as pd
 
 from ddbench.analysis.nsys.gpu_metrics import METRICS
 from ddbench.analysis.profile.captured_case import KERNEL_TIME, CapturedCase, ToolPass
-from ddbench.analysis.profile.moved import wide_counters
+from ddbench.analysis.profile.moved import kernel_time, wide_counters
 from ddbench.analysis.values import missing
 from ddbench.engine.stages import Stage
 from ddbench.records import NotMeasured
@@ -29,7 +29,6 @@ class Sampled:
     """One metric of one label: the mean over samples wholly within it, where there are any, else over all, blurred."""
 
     value: float
-    unit: str
     num_whole: int  # samples wholly within the label; 0: blurred by what ran beside it
     num_touching: int
 
@@ -54,10 +53,10 @@ def sampled_metrics(case: CapturedCase) -> Mapping[str, Mapping[str, Sampled]] |
         return one
     found: dict[str, dict[str, list[Sampled]]] = {}
     for row in one.samples.itertuples(index=False):
-        if row.metric in METRICS and row.during in LABELS:
+        if row.metric in METRICS and row.label in LABELS:
             level = float(row.mean if row.num_whole else row.blended)
-            value = Sampled(level, str(row.unit), int(row.num_whole), int(row.num_touching))
-            found.setdefault(str(row.during), {}).setdefault(str(row.metric), []).append(value)
+            value = Sampled(level, int(row.num_whole), int(row.num_touching))
+            found.setdefault(str(row.label), {}).setdefault(str(row.metric), []).append(value)
     if not found:
         return missing("no GPU metric was sampled: nsys needs to sample them, as a user who may read counters")
     return {label: {metric: _joined(own) for metric, own in found[label].items()} for label in LABELS if label in found}
@@ -66,7 +65,7 @@ def sampled_metrics(case: CapturedCase) -> Mapping[str, Mapping[str, Sampled]] |
 def _joined(values: list[Sampled]) -> Sampled:
     weights = [max(1, one.num_touching) for one in values]
     mean = float(np.average([one.value for one in values], weights=weights))
-    return Sampled(mean, values[0].unit, sum(o.num_whole for o in values), sum(o.num_touching for o in values))
+    return Sampled(mean, sum(o.num_whole for o in values), sum(o.num_touching for o in values))
 
 
 def kernel_occupancy(case: CapturedCase) -> tuple[KernelOccupancy, ...] | NotMeasured:
@@ -82,11 +81,8 @@ def kernel_occupancy(case: CapturedCase) -> tuple[KernelOccupancy, ...] | NotMea
 
 
 def _kernel(one: ToolPass, stage: str, name: str, rows: pd.DataFrame) -> KernelOccupancy:
-    weights = np.ones(len(rows))
-    took: float | NotMeasured = missing("the counters have no time of the kernel")
-    if KERNEL_TIME in rows and not rows[KERNEL_TIME].isna().any():
-        weights = rows[KERNEL_TIME].to_numpy()
-        took = float(weights.sum()) / one.num_rounds
+    took = kernel_time(rows, one)
+    weights = np.ones(len(rows)) if isinstance(took, NotMeasured) else rows[KERNEL_TIME].to_numpy()
     achieved, theoretical, tensor = (_mean(rows, metric, weights) for metric in (ACHIEVED, THEORETICAL, TENSOR))
     return KernelOccupancy(stage, name, len(rows) / one.num_rounds, took, achieved, theoretical, tensor)
 

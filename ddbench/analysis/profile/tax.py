@@ -20,7 +20,6 @@ class Tax:
 
     captured_ns: float
     clean_ns: float
-    num_rounds: int
 
     @property
     def ratio(self) -> float:
@@ -41,7 +40,10 @@ def tax_of(case: CapturedCase, one: ToolPass) -> Tax | NotMeasured:
     mean = float(np.mean([clean[step] for step in wanted]))
     if mean <= 0:
         return missing("the clean pass's rounds of these steps took no time")
-    return Tax(float(np.mean(one.capture.round_ns)), mean, one.num_rounds)
+    tax = Tax(float(np.mean(one.capture.round_ns)), mean)
+    if one.tool == "ncu" and tax.ratio < 1:
+        return missing("the clock of this round began when its kernels had been counted already")
+    return tax
 
 
 def clean_rounds(case: CapturedCase) -> dict[int, float]:

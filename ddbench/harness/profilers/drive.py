@@ -20,7 +20,7 @@ from ddbench.errors import SchemaError
 from ddbench.harness.profilers import in_process, ncu, nsys
 from ddbench.harness.profilers.errand import MODULE, CaptureFailed, Errand, Files, last_words
 from ddbench.harness.run import scrubbed, supervise
-from ddbench.harness.store import TABLES, json_text, read_table, read_text, table_schema, write_atomically
+from ddbench.harness.store import clean_requests, json_text, read_text, write_atomically
 from ddbench.harness.tool_faults import (
     Fault,
     no_gpu_case,
@@ -200,12 +200,8 @@ class _Pass:
 
 def clean_outputs(folder: Path) -> dict[str, tuple[int, ...]]:
     """Tokens of every request in the first clean pass of a case."""
-    rows = read_table(folder / "requests.parquet", table_schema(TABLES["requests"])).to_pylist()
-    return {
-        str(row["request_id"]): tuple(row["tokens"])
-        for row in rows
-        if row["pass_name"] == "clean" and row["pass_index"] == 0
-    }
+    rows = clean_requests(folder / "requests.parquet")
+    return {str(request_id): tuple(row["tokens"]) for request_id, row in rows.items()}
 
 
 def _tidy(captures: Path, tool: Tool, capture: Capture) -> None:

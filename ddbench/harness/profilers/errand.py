@@ -14,7 +14,7 @@ from pathlib import Path
 from ddbench.captured import CaptureFault
 from ddbench.errors import DdbenchError
 from ddbench.harness.run import Ending, scrubbed, supervise
-from ddbench.harness.tool_faults import Fault
+from ddbench.harness.tool_faults import Fault, ToolFault, crashed, cut_off, fault_in, no_report, timed_out
 from ddbench.harness.tools import case_environment
 from ddbench.spec import Tool
 
@@ -60,6 +60,25 @@ class Errand:
             tail_lines=OUTPUT_LINES,
             grace_s=GRACE_S,
         )
+
+    def check(
+        self, ending: Ending, report: str, command: str, faults: Sequence[ToolFault], leftovers: Sequence[str] = ()
+    ) -> None:
+        """A pass counts when the report and the program's own record are there, whatever the exit code (H27).
+
+        Else `CaptureFailed`: with what the tool's words tell of `faults`, and with those of `leftovers` that are there.
+        """
+        if ending.exit_code is None:
+            raise CaptureFailed(timed_out(self.tool, self.timeout_s), command=command)
+        file = self.raw / report
+        if file.is_file() and self.run_file.is_file():
+            if not file.stat().st_size:
+                raise CaptureFailed(cut_off(report), command=command)
+            return
+        said = self.plain(last_words(ending.log_tail))
+        unknown = no_report(said) if self.run_file.is_file() else crashed(said)
+        kept = [name for name in leftovers if (self.raw / name).is_file()]
+        raise CaptureFailed(fault_in(ending.log_tail, faults) or unknown, kept, command)
 
     def shown(self, words: Sequence[str | Path]) -> str:
         """The command without what names a machine."""

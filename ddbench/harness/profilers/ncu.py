@@ -12,8 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from ddbench.harness.profilers.errand import CaptureFailed, Errand, Files, last_words
-from ddbench.harness.run import Ending
-from ddbench.harness.tool_faults import NCU_FAULTS, crashed, cut_off, fault_in, no_export, no_report, timed_out
+from ddbench.harness.tool_faults import NCU_FAULTS, fault_in, no_export
 from ddbench.harness.tools import LONG_S, run
 
 REPORT = "ncu.ncu-rep"
@@ -35,7 +34,7 @@ def capture(errand: Errand) -> Files:
         errand.on_phase("again, without counters that this GPU lacks")
         ending = errand.start(words)
     command = errand.shown(words)
-    _check(errand, ending, command)
+    errand.check(ending, REPORT, command, NCU_FAULTS, (REPORT,))
     errand.on_phase("export")
     _export(errand, command)
     return Files(reads=CSV, raw=(REPORT, CSV), command=command)
@@ -58,20 +57,6 @@ def known_metrics(program: Path) -> tuple[str, ...]:
     for counter in COUNTERS.values():
         names += [name for name in counter.names if name.partition(".")[0] in listed] or counter.names
     return (*names, *DRAM_PEAK)
-
-
-def _check(errand: Errand, ending: Ending, command: str) -> None:
-    if ending.exit_code is None:
-        raise CaptureFailed(timed_out("ncu", errand.timeout_s), command=command)
-    has_report = (errand.raw / REPORT).is_file()
-    if has_report and errand.run_file.is_file():
-        if not (errand.raw / REPORT).stat().st_size:
-            raise CaptureFailed(cut_off(REPORT), command=command)
-        return
-    said = errand.plain(last_words(ending.log_tail))
-    known = fault_in(ending.log_tail, NCU_FAULTS)
-    fallback = no_report(said) if errand.run_file.is_file() else crashed(said)
-    raise CaptureFailed(known or fallback, [REPORT] * has_report, command)
 
 
 def _export(errand: Errand, command: str) -> None:

@@ -11,18 +11,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from ddbench.harness.profilers.errand import CaptureFailed, Errand, Files, last_words
-from ddbench.harness.run import Ending
-from ddbench.harness.tool_faults import (
-    METRICS_FAULTS,
-    NSYS_FAULTS,
-    crashed,
-    cut_off,
-    fault_in,
-    no_export,
-    no_report,
-    timed_out,
-)
+from ddbench.harness.profilers.errand import CaptureFailed, Errand, Files
+from ddbench.harness.tool_faults import METRICS_FAULTS, NSYS_FAULTS, fault_in, no_export
 from ddbench.harness.tools import case_environment, run
 
 SAMPLES_PER_S = 100_000  # of every GPU metric; a round of a small model takes a millisecond
@@ -43,7 +33,7 @@ def capture(errand: Errand) -> Files:
         errand.on_phase("again, without GPU metrics")
         ending = errand.start(words)
     command = errand.shown(words)
-    _check(errand, ending, command)
+    errand.check(ending, REPORT, command, () if _has_report(errand) else NSYS_FAULTS, (REPORT, STREAM))
     errand.on_phase("export")
     return Files(reads=_export(errand, command), raw=(REPORT,), command=command, notes=notes)
 
@@ -65,22 +55,6 @@ def sampled_gpu(environment: Mapping[str, str]) -> str:
 
 def _has_report(errand: Errand) -> bool:
     return (errand.raw / REPORT).is_file()
-
-
-def _check(errand: Errand, ending: Ending, command: str) -> None:
-    """A pass counts when the report and the program's own record are there, whatever the exit code (H27)."""
-    if ending.exit_code is None:
-        raise CaptureFailed(timed_out("nsys", errand.timeout_s), command=command)
-    if _has_report(errand) and errand.run_file.is_file():
-        if not (errand.raw / REPORT).stat().st_size:
-            raise CaptureFailed(cut_off(REPORT), command=command)
-        return
-    raw = [name for name in (REPORT, STREAM) if (errand.raw / name).is_file()]
-    said = errand.plain(last_words(ending.log_tail))
-    known = fault_in(ending.log_tail, NSYS_FAULTS)
-    if known is not None and not _has_report(errand):
-        raise CaptureFailed(known, raw, command)
-    raise CaptureFailed(no_report(said) if errand.run_file.is_file() else crashed(said), raw, command)
 
 
 def _export(errand: Errand, command: str) -> str:

@@ -89,7 +89,7 @@ def read_drafter(folder: Path, target: TargetShape, tokenizers: tuple[Path, ...]
         target_hidden=_either(places, "target_hidden_size", "whole") or target.hidden,
         rope=read_rope(fields, head_dim, may_be_partial=True),
         norm_eps=fields.number("rms_norm_eps"),
-        is_causal=_causality(places),
+        is_causal=_either(places, "is_causal", "flag", "causal"),  # None where the file does not say, as older ones do
         **_windows(places, num_layers),
     )
     _check_heads(places, target)
@@ -101,15 +101,7 @@ def read_drafter(folder: Path, target: TargetShape, tokenizers: tuple[Path, ...]
 def _either(places: tuple[Fields, Fields], name: str, kind: str, other: str | None = None) -> Any:
     """A field that may stand in either table, under either name; different values are an error."""
     names = (name, other) if other else (name,)
-    where = [(table, one) for one in names for table in places]
-    if kind == "wholes":
-        found = [(table, table.wholes(one)) for table, one in where]
-        set_ones = [(table, value) for table, value in found if value is not None]
-        for table, value in set_ones[1:]:
-            if value != set_ones[0][1]:
-                table.fault(name, f"is {shown(list(value))}, but {shown(list(set_ones[0][1]))} elsewhere in the file")
-        return set_ones[0][1] if set_ones else None
-    return agreed(where, kind)
+    return agreed([(table, one) for one in names for table in places], kind)
 
 
 def _refuse_foreign(places: tuple[Fields, Fields]) -> None:
@@ -137,8 +129,7 @@ def _target_layers(places: tuple[Fields, Fields], target: TargetShape) -> int:
 
 def _mask_id(places: tuple[Fields, Fields], folders: tuple[Path, ...]) -> int:
     """The id, or that of the token that is named instead."""
-    given = _either(places, "mask_token_id", "whole")
-    text = _either(places, "mask_token", "text")
+    given, text = _either(places, "mask_token_id", "whole"), _either(places, "mask_token", "text")
     if given is not None:
         return given
     if text is None:
@@ -161,11 +152,6 @@ def _token_ids(path: Path) -> dict[str, int]:
         if isinstance(one, dict) and isinstance(one.get("id"), int):
             found[str(one.get("content"))] = one["id"]
     return found
-
-
-def _causality(places: tuple[Fields, Fields]) -> bool | None:
-    """Whether block slots see only earlier ones; None where the file does not say, as older ones do."""
-    return _either(places, "is_causal", "flag", "causal")
 
 
 def _windows(places: tuple[Fields, Fields], num_layers: int) -> dict[str, Any]:

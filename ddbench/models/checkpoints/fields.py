@@ -10,10 +10,10 @@ from typing import Any, Final, NoReturn, TypeVar, overload
 from pydantic import BaseModel, ValidationError
 
 from ddbench.errors import CheckpointError, did_you_mean, shown
+from ddbench.spec import first_message
 
 ShapeT = TypeVar("ShapeT", bound=BaseModel)
 KindT = TypeVar("KindT")
-
 
 LARGEST_WHOLE = 2**31 - 1
 LARGEST_FLOAT = 1e300
@@ -107,7 +107,7 @@ class Fields:
             self.fault(name, f"expected {words} of 31 bits, got {shown(value)}")
         return value
 
-    def wholes(self, name: str) -> tuple[int, ...] | None:
+    def wholes(self, name: str, default: None = None) -> tuple[int, ...] | None:
         """A list of whole numbers, or one of them; None where it is not set."""
         values = self._many(name, int, "a list of whole numbers")
         if values is not None and any(abs(one) > LARGEST_WHOLE for one in values):
@@ -136,13 +136,13 @@ class Fields:
             self.fault(name, f"expected a table, got {shown(value)}")
         return Fields(value, self.where, f"{self._prefix}{name}.")
 
-    def must_be(self, name: str, *allowed: Any, because: str = "") -> None:
+    def must_be(self, name: str, *allowed: Any) -> None:
         """Refuse every other value of a field that is not ours to choose; not set is fine."""
         value = self.raw(name)
         if value is None or any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed):
             return
         words = " or ".join(shown(one) for one in allowed)
-        self.fault(name, f"is {shown(value)}, only {words} can be served" + (f": {because}" if because else ""))
+        self.fault(name, f"is {shown(value)}, only {words} can be served")
 
     def changes_nothing(self, names: Iterable[str]) -> None:
         """Fields that have no part in inference."""
@@ -162,11 +162,7 @@ def build(kind: type[ShapeT], where: str, **values: Any) -> ShapeT:
     try:
         return kind(**values)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(piece) for piece in first["loc"])
-        got = "" if first["type"] == "value_error" else f", got {shown(first['input'])}"
-        text = first["msg"].removeprefix("Value error, ")
-        raise CheckpointError(f"{where}: {field}{': ' if field else ''}{text}{got}") from error
+        raise CheckpointError(f"{where}: {first_message(error)}") from error
 
 
 def agreed(fields: Sequence[tuple[Fields, str]], kind: str) -> Any:
@@ -175,5 +171,6 @@ def agreed(fields: Sequence[tuple[Fields, str]], kind: str) -> Any:
     found = [(table, name, value) for table, name, value in found if value is not None]
     for table, name, value in found[1:]:
         if value != found[0][2]:
-            table.fault(name, f"is {shown(value)}, but {found[0][1]} says {shown(found[0][2])} elsewhere in the file")
+            here, there = (shown(list(one) if isinstance(one, tuple) else one) for one in (value, found[0][2]))
+            table.fault(name, f"is {here}, but {found[0][1]} says {there} elsewhere in the file")
     return found[0][2] if found else None

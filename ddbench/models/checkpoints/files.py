@@ -6,6 +6,7 @@ Only headers are read here; `stream.py` reads the tensors.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,10 +32,7 @@ class Stored:
 
     @property
     def num_values(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from ddbench.kernels.rope import yarn_mscale
 from ddbench.models.checkpoints.fields import Fields, agreed, build
 from ddbench.models.shape_kinds import Llama3Shape, RopeShape, YarnShape
 
@@ -70,7 +71,8 @@ def _yarn(table: Fields, is_latent: bool) -> YarnShape:
         mscale, all_dim = 1.0 if mscale is None else mscale, all_dim or 0.0
     else:
         if temperature is None:
-            temperature = _ratio(factor, mscale, all_dim) if mscale and all_dim else _ratio(factor, 1.0, 0.0)
+            ours = (mscale, all_dim) if mscale and all_dim else (1.0, 0.0)
+            temperature = yarn_mscale(factor, ours[0]) / yarn_mscale(factor, ours[1])
         mscale, all_dim = ((temperature - 1.0) / (0.1 * math.log(factor)) if factor > 1 else 1.0), 0.0
         if factor <= 1 and temperature != 1.0:
             table.fault("attention_factor", f"is {temperature} for a context that is not extended (factor {factor})")
@@ -84,9 +86,3 @@ def _yarn(table: Fields, is_latent: bool) -> YarnShape:
         mscale=mscale,
         mscale_all_dim=all_dim,
     )
-
-
-def _ratio(factor: float, mscale: float, all_dim: float) -> float:
-    """The attention temperature, as in `kernels/rope.py`."""
-    log = math.log(factor) if factor > 1 else 0.0
-    return (0.1 * mscale * log + 1.0) / (0.1 * all_dim * log + 1.0)

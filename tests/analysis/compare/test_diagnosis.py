@@ -185,7 +185,7 @@ def test_a_depth_that_one_side_never_reaches_counts_where_both_draft_it(
     whole, cut = ([1, 9, 12, 3, 4, 1], [1, 13, 22])
     settings = [
         SimpleNamespace(
-            arrays={"rounds": {"num_accepted": np.repeat(np.arange(len(counts)), counts)}},
+            rounds={"num_accepted": np.repeat(np.arange(len(counts)), counts)},
             engine=SimpleNamespace(draft="dflash", block_size=size),
         )
         for counts, size in zip((whole, cut), block_sizes, strict=True)

@@ -11,42 +11,25 @@ from ddbench.analysis.findings.answers import Finding, captured, told
 from ddbench.analysis.findings.bandwidth import bandwidth
 from ddbench.analysis.frames import load_run
 from ddbench.analysis.profile.device_time import HOST_CAUSES
-from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases
+from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases, synthetic_ceilings
 from ddbench.analysis.synthetic_captures import CapturePlan
 from ddbench.captured import CaptureFault
-from ddbench.records import Ceilings, CeilingSample, NotMeasured
+from ddbench.records import NotMeasured
 from ddbench.report.evidence import Evidence, evidence_of
 
 CASES = make_cases(arms=("ar", "chain", "ddtree"), concurrencies=(1,), node_budgets=(16,), num_requests=8)
 DENIED = CaptureFault(reason="no_permission", what="counters are for administrators", cure="run as root")
 TREE = 2  # place of ddtree in CASES
-
-
-def ceilings() -> Ceilings:
-    amounts = (("read", "hot", 1e9), ("read", "cold", 1e9), ("matmul", "none", 1e12), ("launch", "none", 1000.0))
-    samples = [
-        CeilingSample(
-            kind=kind,
-            cache=cache,
-            when="before",
-            dtype="float32",
-            num_threads=2,
-            working_set_bytes=1000,
-            amount=amount,
-            low=amount,
-            high=amount,
-            num_samples=9,
-        )
-        for kind, cache, amount in amounts
-    ]
-    return Ceilings(device="cpu", last_level_cache_bytes=1 << 25, samples=tuple(samples))
+CEILINGS = synthetic_ceilings(
+    {("read", "hot"): 1e9, ("read", "cold"): 1e9, ("matmul", "none"): 1e12, ("launch", "none"): 1000.0}
+)
 
 
 @pytest.fixture
 def evidence(tmp_path: Path) -> Callable[..., Evidence]:
     def build(cases=CASES, **plan: Any) -> Evidence:
         folder = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
-        return evidence_of(load_run(build_run(folder, SyntheticPlan(cases=cases, ceilings=ceilings(), **plan))))
+        return evidence_of(load_run(build_run(folder, SyntheticPlan(cases=cases, ceilings=CEILINGS, **plan))))
 
     return build
 

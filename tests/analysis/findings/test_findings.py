@@ -13,9 +13,9 @@ from ddbench.analysis.findings.answers import Finding, overall, told
 from ddbench.analysis.findings.bandwidth import Marginal, marginal
 from ddbench.analysis.findings.findings import Findings
 from ddbench.analysis.frames import load_run
-from ddbench.analysis.synthetic import STAGE_SHARES, SyntheticPlan, build_run, make_cases
+from ddbench.analysis.synthetic import STAGE_SHARES, SyntheticPlan, build_run, make_cases, synthetic_ceilings
 from ddbench.analysis.values import Estimate
-from ddbench.records import Ceilings, CeilingSample, NotMeasured, SkippedCase
+from ddbench.records import Ceilings, NotMeasured, SkippedCase
 from ddbench.report.evidence import Evidence, evidence_of
 from ddbench.spec import CaptureSpec
 
@@ -26,23 +26,8 @@ LONG = {**TREES, "num_requests": 64, "max_new_tokens": 64}
 
 def ceilings(read: float = 1e9, matmul: float = 1e12, launch_ns: float = 1000.0) -> Ceilings:
     """A machine that reads, multiplies and launches at these rates."""
-    amounts = (("read", "hot", read), ("read", "cold", read), ("matmul", "none", matmul), ("launch", "none", launch_ns))
-    samples = [
-        CeilingSample(
-            kind=kind,
-            cache=cache,
-            when="before",
-            dtype="float32",
-            num_threads=2,
-            working_set_bytes=1 << 20,
-            amount=amount,
-            low=0.99 * amount,
-            high=1.01 * amount,
-            num_samples=9,
-        )
-        for kind, cache, amount in amounts
-    ]
-    return Ceilings(device="cpu", last_level_cache_bytes=1 << 25, samples=tuple(samples))
+    amounts = {("read", "hot"): read, ("read", "cold"): read, ("matmul", "none"): matmul, ("launch", "none"): launch_ns}
+    return synthetic_ceilings(amounts, spread=0.01)
 
 
 @pytest.fixture
@@ -332,7 +317,7 @@ def test_nothing_rests_on_outputs_that_loop(evidence) -> None:
     """H52."""
     run = evidence(cases=make_cases(concurrencies=(1,), **TREES))
     requests = run.frames.requests
-    is_tree = requests["arm"] == "ddtree"
+    is_tree = requests["case_id"].map(run.frames.cases.set_index("case_id")["arm"]) == "ddtree"
     looped = [np.full(40, 3) if loops else own for own, loops in zip(requests["tokens"], is_tree, strict=True)]
     flagged = evidence_of(dataclasses.replace(run.frames, requests=requests.assign(tokens=looped)))
     found = found_in(flagged)

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from ddbench.analysis.digested import CaptureProblem, Digested
-from ddbench.analysis.ncu import COUNTERS
+from ddbench.analysis.ncu.counters import COUNTERS
 from ddbench.analysis.ncu.digest import digest_ncu
 from ddbench.analysis.ncu.page import parse_page
 from ddbench.analysis.ncu.stages import bare_name

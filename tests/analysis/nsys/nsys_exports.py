@@ -12,6 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ddbench.analysis.nsys.attribution import Attribution, attributed_ops, concluded
+from ddbench.analysis.nsys.export import NsysExport
+
 VERSIONS = ("3.7.2", "3.11.1", "3.20.3", "3.25.0")
 DOMAIN_ID = 1
 COPY_KINDS = {"host_to_device": 1, "device_to_host": 2, "device_to_device": 8}
@@ -211,3 +214,8 @@ def small_capture() -> Recorder:
     rec.add("DIAGNOSTIC_EVENT", timestamp=0, source=1, severity=2, text="buffers were flushed late", globalPid=0)
     rec.call(MAIN, 9900, 10_000, "cudaDeviceSynchronize_v3020")
     return rec
+
+
+def attribute(export: NsysExport) -> Attribution:
+    """Of all that an export holds, as the digest does it for a window."""
+    return concluded(export, attributed_ops(export))

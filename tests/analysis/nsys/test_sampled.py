@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddbench.analysis.nsys.attribution import attribute
 from ddbench.analysis.nsys.export import read_export
 from ddbench.analysis.nsys.gpu_metrics import METRICS, metric_key
 from ddbench.analysis.nsys.names import STAGE_NAMES
@@ -42,7 +41,7 @@ def capture_of(kernels: list[tuple[str, int, int]], values: list[float]) -> Any:
 
 def found_in(rec: Any, folder: Path, form: str = "parquet") -> dict[tuple[int, str, str], StageMetric]:
     export = read_export(rec.write(folder, form))
-    metrics = stage_metrics(export, attribute(export))
+    metrics = stage_metrics(export, made.attribute(export))
     assert not isinstance(metrics, NotMeasured), metrics
     return {(metric.gpu, metric.label, metric.metric): metric for metric in metrics}
 
@@ -135,7 +134,7 @@ def test_without_samples_or_whole_recording_nothing_is_told(tmp_path: Path) -> N
         for _ in range(launches):
             rec.call(MAIN, 500, 510, "cudaGraphLaunch_v10000")
         export = read_export(rec.write_parquet(tmp_path / str(index)))
-        found = stage_metrics(export, attribute(export))
+        found = stage_metrics(export, made.attribute(export))
         assert isinstance(found, NotMeasured)
         assert words in found.not_measured
 

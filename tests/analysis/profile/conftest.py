@@ -53,7 +53,7 @@ def make_pass() -> MakePass:
             frame(DeviceOp, ops, OP),
             frame(HostCall, calls, CALL),
             frame(HostRange, ranges, RANGE),
-            frame(StageSamples, samples, {}).rename(columns={"label": "during"}),
+            frame(StageSamples, samples, {}),
             frame(KernelCounter, counters, {"basis": "launch", "is_replayed": False, "unit": ""}),
         )
 

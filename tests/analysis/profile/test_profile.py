@@ -20,32 +20,14 @@ from ddbench.analysis.profile.occupancy import kernel_occupancy, sampled_metrics
 from ddbench.analysis.profile.profile import Profile, by_setting, profiles_of
 from ddbench.analysis.profile.sharing import Readings
 from ddbench.analysis.profile.tax import Tax, clean_rounds, tax_of
-from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases
+from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases, synthetic_ceilings
 from ddbench.analysis.synthetic_captures import KERNELS, LATENCY_NS, SYNC_NS, CapturePlan
 from ddbench.captured import OUTSIDE_ROUNDS, CaptureFault
-from ddbench.records import Ceilings, CeilingSample, NotMeasured
+from ddbench.records import NotMeasured
 
 SMALL = {"concurrencies": (1,), "node_budgets": (16,), "num_requests": 6, "max_new_tokens": 24}
 DENIED = CaptureFault(reason="no_permission", what="counters are for administrators", cure="run as root")
-
-
-def ceilings(cache: int = 0) -> Ceilings:
-    samples = tuple(
-        CeilingSample(
-            kind=kind,
-            cache=label,
-            when="before",
-            dtype="float32",
-            num_threads=2,
-            working_set_bytes=1000,
-            amount=amount,
-            low=amount,
-            high=amount,
-            num_samples=9,
-        )
-        for kind, label, amount in (("read", "cold", 1e10), ("matmul", "none", 1e12), ("launch", "none", 1000.0))
-    )
-    return Ceilings(device="cpu", last_level_cache_bytes=cache, samples=samples)
+AMOUNTS = {("read", "cold"): 1e10, ("matmul", "none"): 1e12, ("launch", "none"): 1000.0}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +35,8 @@ def frames_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunFram
     def build(cache: int = 0, **plan: Any) -> RunFrames:
         folder = tmp_path_factory.mktemp("captured") / "run"
         cases = make_cases(arms=("ddtree",), **SMALL)
-        return load_run(build_run(folder, SyntheticPlan(cases=cases, ceilings=ceilings(cache), **plan)))
+        ceilings = synthetic_ceilings(AMOUNTS, cache_bytes=cache)
+        return load_run(build_run(folder, SyntheticPlan(cases=cases, ceilings=ceilings, **plan)))
 
     return build
 

@@ -18,8 +18,9 @@ from ddbench.engine.types import Request
 from ddbench.models.checkpoints.drafter_config import read_drafter
 from ddbench.models.checkpoints.drafter_store import published_config, save_drafter
 from ddbench.models.drafter import Drafter
+from ddbench.models.lab_format import save_pair
 from ddbench.models.shapes import DRAFTERS, TARGETS, DrafterShape
-from ddbench.models.weights import Models, load_models, pair_shapes, random_models, save_pair
+from ddbench.models.weights import Models, load_models, pair_shapes, random_models
 from ddbench.spec import ARMS, EngineSpec
 
 NAME = "tiny-mla-moe"  # 3 drafter layers and 2 features: H06
@@ -186,7 +187,7 @@ def test_rope_is_read_from_either_place(folder, shape):
         ({"target_layer_ids": [0, -1]}, {}, ("target_layer_ids [0, -1]", "0..2")),
         ({"target_layer_ids": [0, 3]}, {}, ("target_layer_ids [0, 3]", "0..2")),
         ({"target_layer_ids": [0, 1.5]}, {}, ("target_layer_ids: expected a list of whole numbers",)),
-        ({}, {"target_layer_ids": [0, 1]}, ("target_layer_ids: is [0, 2], but [0, 1] elsewhere in the file",)),
+        ({}, {"target_layer_ids": [0, 1]}, ("target_layer_ids: is [0, 2], but target_layer_ids says [0, 1]",)),
         # H09: a conflict of the two places
         ({"block_size": 8}, {}, ("block_size: is 8, but block_size says 6 elsewhere in the file",)),
         ({}, {"block_size": ...}, ("block_size: is set neither here nor in dflash_config",)),

@@ -18,9 +18,10 @@ from tokenizers import Tokenizer
 
 from ddbench.models.checkpoints.gguf import read_gguf
 from ddbench.models.checkpoints.gguf_llama import convert, halves
+from ddbench.models.random_weights import randomize
 from ddbench.models.shapes import TARGETS, TargetShape
 from ddbench.models.target import Target
-from ddbench.models.weights import load_models, randomize
+from ddbench.models.weights import load_models
 from ddbench.spec import ARMS, EngineSpec
 
 F32, Q4_1, Q8_0 = 0, 3, 8

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from ddbench.engine.engine import Engine
 from ddbench.engine.types import Request
 from ddbench.models.checkpoints import published
 from ddbench.models.checkpoints.digests import files_digest
+from ddbench.models.kernel_set import TORCH, plain_ops
+from ddbench.models.random_weights import randomize
 from ddbench.models.routing import grouped_route
 from ddbench.models.shapes import TARGETS, MoEShape, TargetShape
 from ddbench.models.target import Target
-from ddbench.models.weights import load_models, pair_shapes, randomize
+from ddbench.models.weights import load_models, pair_shapes
 from ddbench.spec import ARMS, EngineSpec
 
 
@@ -129,6 +132,13 @@ def test_experts_come_from_the_best_groups_only():
     ids, weights = grouped_route(scores.logit(), torch.eye(6), bias, shape)
     assert ids[0].tolist() == [0, 1]  # the bias takes part in the choice, and not in the weights
     torch.testing.assert_close(weights[0], torch.tensor([1.8, 0.2]))
+
+
+def test_grouped_routing_is_plain_torch_and_says_so(targets):
+    other = replace(TORCH, name="another set")
+    assert plain_ops(targets["deepseek groups"], other) == ("moe_route",)
+    assert plain_ops(targets["deepseek groups"], TORCH) == ()
+    assert plain_ops(targets["deepseek floats"], other) == plain_ops(targets["qwen3"], other) == ()
 
 
 def test_grouped_choices_are_those_of_plain_loops():

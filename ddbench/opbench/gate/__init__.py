@@ -1,0 +1,1 @@
+"""Single ops against a baseline: exact counters, times with noise floors, the machine told from the code."""
