@@ -46,6 +46,7 @@ _LARGEST = tl.constexpr(2**31 - 1)
 _INFINITE_HIGH = tl.constexpr(0x7FF00000)  # upper half of fp64 +inf
 # Vocabulary masks write the lowest fp32 instead of -inf; a sum of those must not turn a node into "no candidate".
 _LOWEST_SCORE = tl.constexpr(-3.4028234663852886e38)
+_MARK_CHUNK = tl.constexpr(512)  # log-probabilities looked at at once
 
 
 @triton.jit
@@ -67,16 +68,26 @@ def _tree_build_kernel(
     width,  # K
     node_budget,
     SLOTS: tl.constexpr,  # node_budget up to a power of two, 32 at least
+    MARKS_NAN: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
     request = tl.program_id(0).to(tl.int64)
     log_probs += request * horizon * width
     token_ids += request * horizon * width
     slot = tl.arange(0, SLOTS)
+    wait_for_launch_before(IS_DEPENDENT)
     infinite = tl.full([SLOTS], float("inf"), tl.float64)
 
+    root_score = 0.0
+    if MARKS_NAN:  # and brings the cache lines, so that no step waits for one
+        num_nan = 0
+        for start in range(0, horizon * width, _MARK_CHUNK):
+            at = start + tl.arange(0, _MARK_CHUNK)
+            value = tl.load(log_probs + at, mask=at < horizon * width, other=0.0)
+            num_nan += tl.sum((value != value).to(tl.int32), axis=0)
+        root_score = tl.where(num_nan > 0, float("nan"), 0.0)
+
     # The frontier: slot i is node i (0 the root), its own cost, and the cost and place of the child it offers.
-    wait_for_launch_before(IS_DEPENDENT)
     first = tl.load(log_probs, mask=horizon * width > 0, other=-float("inf"))
     own = tl.zeros([SLOTS], tl.float64)
     offer = tl.where(slot == 0, _added(own, first), infinite)
@@ -132,16 +143,21 @@ def _tree_build_kernel(
     tl.store(tokens + root, nothing)
     tl.store(parents + root, nothing)
     tl.store(depths + root, nothing + 1)
-    tl.store(scores + root, 0.0)
+    tl.store(scores + root, root_score)
     tl.store(num_nodes + request, tl.sum(is_used.to(tl.int32), axis=0).to(tl.int64))
 
 
 def tree_build_triton(
-    log_probs: torch.Tensor, token_ids: torch.Tensor, node_budget: int, *, out: Trees | None = None
+    log_probs: torch.Tensor,  # [B, L, K] fp32
+    token_ids: torch.Tensor,  # [B, L, K] int64
+    node_budget: int,
+    *,
+    out: Trees | None = None,
+    marks_nan: bool = False,  # a root's score is NaN where one of the request's log-probabilities is
 ) -> Trees:
-    """([B, L, K] fp32, [B, L, K] int64) to tokens, parents, depths, scores [B, N] and num_nodes [B], on the device.
+    """-> tokens, parents, depths, scores [B, N] and num_nodes [B], on the device.
 
-    -inf and NaN end the candidates of a position; check `draft_topk.has_nan` when the host next looks at the device.
+    -inf and NaN end the candidates of a position; mark NaN, or check `draft_topk.has_nan` when the host next looks.
     Nothing is read on the host and nothing but `out` (contiguous; may be passed in) is allocated when the inputs are
     contiguous. A node_budget above 1024 or a horizon above 1023: ValueError.
     """
@@ -160,6 +176,7 @@ def tree_build_triton(
             width,
             node_budget,
             SLOTS=slots,
+            MARKS_NAN=marks_nan,
             num_warps=_num_warps(slots),
             **dependence(log_probs),
         )
@@ -224,7 +241,7 @@ AOT = tuple(
             "node_budget": "i32",
         },
         "divisible_by_16": ("log_probs", "token_ids", "tokens", "parents", "depths", "scores", "num_nodes"),
-        "constexprs": {"SLOTS": slots, "IS_DEPENDENT": True},
+        "constexprs": {"SLOTS": slots, "MARKS_NAN": True, "IS_DEPENDENT": True},
         "num_warps": _num_warps(slots),
         "num_stages": 3,
     }

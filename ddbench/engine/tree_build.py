@@ -51,11 +51,11 @@ class BestFirstBuilder(Part, ABC):
     def __call__(self, logits: torch.Tensor, launch: Launch = AT_ONCE) -> DraftTree:
         # A node of rank r has r siblings before it: with a budget of n no rank beyond the n-th can matter.
         log_probs, token_ids = self._kernels.draft_topk(logits, self._node_budget)
-        return _marked(DraftTree(*self._build(log_probs, token_ids, launch)), log_probs)
+        return self._build(log_probs, token_ids, launch)
 
     @abstractmethod
-    def _build(self, log_probs: torch.Tensor, token_ids: torch.Tensor, launch: Launch) -> tree_build.Trees:
-        """Candidates [B, L, K], best first -> tokens, parents, depths, scores [B, N] and num_nodes [B]."""
+    def _build(self, log_probs: torch.Tensor, token_ids: torch.Tensor, launch: Launch) -> DraftTree:
+        """Trees of candidates [B, L, K], best first; the root's score is NaN where one of the request's is."""
 
 
 class HeapBuilder(BestFirstBuilder):
@@ -65,7 +65,7 @@ class HeapBuilder(BestFirstBuilder):
         super().__init__(setting)
         self._searches: dict[torch.Size, tree_build.HeapSearch] = {}  # its buffers, by the candidates' shape
 
-    def _build(self, log_probs: torch.Tensor, token_ids: torch.Tensor, launch: Launch) -> tree_build.Trees:
+    def _build(self, log_probs: torch.Tensor, token_ids: torch.Tensor, launch: Launch) -> DraftTree:
         if log_probs.shape not in self._searches:
             self._searches[log_probs.shape] = tree_build.HeapSearch(
                 *log_probs.shape, self._node_budget, log_probs.device
@@ -74,14 +74,14 @@ class HeapBuilder(BestFirstBuilder):
         # The search refuses NaN; the mark on the root reports it in the same way for all builders.
         search.fetch(log_probs.masked_fill(log_probs.isnan(), -torch.inf), token_ids)
         launch.on_host(search.search)
-        return search.send()
+        return _marked(DraftTree(*search.send()), log_probs)
 
 
 class DeviceBuilder(BestFirstBuilder):
     """Level by level on the device, no host synchronisation."""
 
-    def _build(self, log_probs: torch.Tensor, token_ids: torch.Tensor, launch: Launch) -> tree_build.Trees:
-        return self._kernels.tree_build(log_probs, token_ids, self._node_budget)
+    def _build(self, log_probs: torch.Tensor, token_ids: torch.Tensor, launch: Launch) -> DraftTree:
+        return DraftTree(*self._kernels.tree_build(log_probs, token_ids, self._node_budget))
 
 
 def _marked(tree: DraftTree, log_probs: torch.Tensor) -> DraftTree:

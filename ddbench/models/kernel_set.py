@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -52,7 +53,7 @@ class KernelSet:
     plan_block: Op  # (lengths [B], N, context_bound, window, is_causal) -> a plan for `attend_block`, one per forward
     attend_block: Op  # (q [B, N, H, D], k and v [B, S, G, D], plan, scale) -> [B, N, H, D]
     draft_topk: Op
-    tree_build: Op
+    tree_build: Op  # a root's score is NaN where one of the request's log-probabilities is
     greedy: Op  # logits [B, N, V] -> [B, N] int64, ties to the lower id
     tree_compile: Op
     tree_compile_bits: Op  # the same with the mask in bits, [B, N, W] int32, W even; for attention that reads them
@@ -138,6 +139,12 @@ def _accept(
     return path, num_accepted, emitted, num_emitted, finished
 
 
+def _tree_build(log_probs: torch.Tensor, token_ids: torch.Tensor, node_budget: int) -> tree_build.Trees:
+    trees = tree_build.tree_build_levelwise(log_probs, token_ids, node_budget)
+    trees[3][:, 0].masked_fill_(draft_topk.has_nan(log_probs), torch.nan)
+    return trees
+
+
 def _commit_rows(
     caches: Sequence[torch.Tensor], lengths: torch.Tensor, path: torch.Tensor, num_emitted: torch.Tensor
 ) -> None:
@@ -159,7 +166,7 @@ TORCH = KernelSet(
     plan_block=_dense_plan,
     attend_block=tree_attention.tree_attention_dense,
     draft_topk=draft_topk.draft_topk,
-    tree_build=tree_build.tree_build_levelwise,
+    tree_build=_tree_build,
     greedy=_greedy,
     tree_compile=tree_compile.tree_compile,
     tree_compile_bits=_no_bits,
@@ -213,7 +220,7 @@ def triton_set() -> KernelSet:
         plan_block=lambda lengths, num_new, bound, window, is_causal: _Block(lengths, bound, window, is_causal),
         attend_block=attend,
         draft_topk=draft_topk_triton.draft_topk_triton,
-        tree_build=tree_build_triton.tree_build_triton,
+        tree_build=partial(tree_build_triton.tree_build_triton, marks_nan=True),
         tree_compile=tree_compile_triton.tree_compile_triton,
         tree_compile_bits=tree_compile_triton.tree_compile_bits_triton,
         greedy=accept_walk_triton.greedy_posterior_triton,

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from ddbench.kernels.draft_topk import draft_topk
+from ddbench.kernels.draft_topk import draft_topk, has_nan
 from ddbench.kernels.tree_build import tree_build_chain, tree_build_heap, tree_build_levelwise
 from ddbench.reference import tree_build as reference
 
@@ -141,6 +141,20 @@ def check_nan_ends_the_candidates():
     log_probs = torch.tensor([[[-0.1, -0.2], [math.nan, math.nan]], [[-0.1, -0.2], [-0.3, -0.4]]])
     token_ids = torch.tensor([[[5, 6]] * 2] * 2)
     assert_same(build(log_probs, token_ids, 3), tree_build_levelwise(log_probs, token_ids, 3))
+
+
+def check_a_nan_is_marked_on_the_root_of_its_request():
+    """Wherever it stands, beyond the candidates that the tree takes too; nothing else of any tree changes."""
+    torch.manual_seed(0)
+    log_probs, token_ids = draft_topk(torch.randn(4, 7, 300), 100)  # more than one chunk of them
+    log_probs[1, 6, 99] = math.nan
+    log_probs[3, 0, 0] = math.nan
+    plain = build(log_probs, token_ids, 20)
+    trees = kernels.tree_build_triton(log_probs.to(DEVICE), token_ids.to(DEVICE), 20, marks_nan=True)
+    trees = [part.cpu() for part in trees]
+    assert trees[3][:, 0].isnan().tolist() == has_nan(log_probs).tolist() == [False, True, False, True]
+    trees[3][:, 0] = plain[3][:, 0]
+    assert_same(trees, plain)
 
 
 def check_views_and_results_may_be_passed_in():
