@@ -1,7 +1,7 @@
 """[part] What to propose: draft logits for the positions after the anchor, from a drafter, the text, or an oracle.
 
-Every draft answers `draft(batch) -> logits [B, L, V] float32`; row j is about the token at position s + 1 + j, with s
-the anchor's position; -inf marks tokens that are no candidates.
+Every draft answers `draft(batch) -> logits [B, L, V]` of any float dtype; row j is about the token at position
+s + 1 + j, with s the anchor's position; -inf marks tokens that are no candidates.
 Letters: B batch rows, P block positions, L = P - 1 draft horizon, V vocabulary, S context length, R requests,
 T output positions, K candidates per position.
 """
@@ -53,7 +53,7 @@ class RandomDraft(Drawing, DFlashDraft):
     """The drafter's work in full, then seeded noise in place of its logits: what drafting costs when it never helps."""
 
     def __call__(self, batch: Batch) -> torch.Tensor:
-        return super().__call__(batch).normal_(generator=self._generator)
+        return super().__call__(batch).float().normal_(generator=self._generator)
 
 
 class OracleDraft(DFlashDraft):
@@ -87,7 +87,7 @@ class OracleDraft(DFlashDraft):
             raise UserError(f"draft 'oracle' was given no continuation of request {min(unknown)}")
 
     def __call__(self, batch: Batch) -> torch.Tensor:
-        logits = super().__call__(batch)
+        logits = super().__call__(batch).float()
         row = torch.searchsorted(self._request_ids, batch.request_ids)  # [B]
         place = (batch.lengths - batch.prompt_lengths).clamp_(max=self._last_place)
         return self._candidates.write(logits, row, place)

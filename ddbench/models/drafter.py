@@ -120,7 +120,7 @@ class Drafter(nn.Module):
         context_bound: int,
         target: Target,
     ) -> torch.Tensor:
-        """-> draft logits [B, P-1, V] float32.
+        """-> draft logits [B, P-1, V], in the dtype of `target.logits`.
 
         The block's own K/V is put into cache rows lengths .. lengths+P-1 for the time of the call: rows at or beyond
         `lengths` are never context, so the cache's content as seen by the next call is unchanged.
@@ -147,4 +147,4 @@ class Drafter(nn.Module):
             h, residual = layer.post_norm.add(attention.o_proj(out.flatten(2)), residual)
             x = layer.mlp(h)
         x, _ = self.norm.add(x, residual)
-        return target.head(x[:, 1:])
+        return target.logits(x[:, 1:])

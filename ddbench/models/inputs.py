@@ -33,7 +33,7 @@ class VerifyInputs:
 class VerifyOutput:
     """Logits and captured features of every new token (of `logit_rows` only, for the logits, where given)."""
 
-    logits: torch.Tensor  # [B, N, V] float32 (or [B, 1, V])
+    logits: torch.Tensor  # [B, N, V] (or [B, 1, V]), the model's dtype or float32
     features: torch.Tensor  # [B, N, K*M] model dtype; residual stream after the captured layers, in list order
 
 

@@ -77,11 +77,18 @@ class Target(nn.Module):
         x = self.embedding(ids)
         return x if self.shape.embedding_scale == 1.0 else x * self.shape.embedding_scale
 
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[..., M] (normalised) -> logits [..., V] float32, with the model's soft-cap; the drafter's head too."""
-        logits = self.lm_head(hidden).float()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[..., M] (normalised) -> logits [..., V] with the model's soft-cap; the drafter's too.
+
+        In the model's dtype, but float32 where capped: to widen them is a pass over all of them that no choice needs.
+        """
+        logits = self.lm_head(hidden)
         cap = self.shape.logit_softcap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        return logits if cap is None else cap * torch.tanh(logits.float() / cap)
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The same in float32: what is computed with."""
+        return self.logits(hidden).float()
 
     def forward(
         self, inputs: VerifyInputs, cache: Sequence[tuple[torch.Tensor, ...]], attention: VerifyAttention
@@ -103,7 +110,7 @@ class Target(nn.Module):
         features = torch.cat([captured[i] for i in self.capture_ids], dim=-1) if captured else h[..., :0]
         if inputs.logit_rows is not None:
             h = h.gather(1, inputs.logit_rows[:, None, None].expand(-1, 1, h.shape[-1]))
-        return VerifyOutput(logits=self.head(h), features=features)
+        return VerifyOutput(logits=self.logits(h), features=features)
 
     def full(self, ids: torch.Tensor, fake_quantize: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Whole sequences, causal, no cache: the training forward.

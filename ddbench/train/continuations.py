@@ -67,7 +67,7 @@ def continue_prompts(
         width = new.shape[1]
         positions = (done + torch.arange(width, device=device)).expand(rows, -1)
         inputs = VerifyInputs(new, positions, zeros + done, None, done, logit_rows=zeros + width - 1)
-        logits = model(inputs, cache, attention).logits[:, 0]  # [B, V]
+        logits = model(inputs, cache, attention).logits[:, 0].float()  # [B, V]
         done += width
         if done == total:
             return tokens

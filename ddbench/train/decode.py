@@ -94,7 +94,7 @@ class Decoder:
     def step(self) -> None:
         """One token for every row. No host sync."""
         inputs = VerifyInputs(self.token[:, None], self.position[:, None], self.position, None, self.total - 1)
-        logits = self.target(inputs, self.cache, self.attention).logits[:, 0]  # [B, V]
+        logits = self.target(inputs, self.cache, self.attention).logits[:, 0].float()  # [B, V]
         noise = self.noise.exponential_(generator=self.generator).clamp_(min=1e-30).log_()  # Gumbel trick
         noise.mul_(self.temperatures[self.job][:, None])
         sampled = (logits - noise).argmax(dim=-1)

@@ -102,6 +102,13 @@ def check_a_broken_logit_makes_its_row_nan_and_no_other():
             assert all(row.unique().numel() == k for row in token_ids.flatten(0, 1))
 
 
+def check_widened_logits_give_the_same_in_every_bit():
+    """So that nobody has to widen them."""
+    logits = (torch.randn(2, 3, 700, generator=torch.Generator().manual_seed(5)) * 4).to(torch.bfloat16)
+    for narrow, wide in zip(top(logits, 20, **SMALL), top(logits.float(), 20, **SMALL), strict=True):
+        assert torch.equal(narrow, wide)
+
+
 def check_rows_without_candidates_have_no_nan():
     logits = torch.randn(2, 2, 50)
     logits[0, 1] = -INF

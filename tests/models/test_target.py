@@ -211,8 +211,15 @@ def test_mla_without_a_low_rank_query(make_target, float_target, session, make_i
     torch.testing.assert_close(session(target, 1, 12).run(ids)[0], target.head(hidden), **TOLERANCE)
 
 
-def test_logits_are_float32_in_bfloat16_too(models, make_target, session, make_ids):
+def test_a_forward_leaves_logits_as_its_product_made_them(models, make_target, session, make_ids):
+    """No pass to widen them, which changes no choice; what is computed with, `head`'s, is wide."""
     target = make_target(models.target.shape, (1,)).to(torch.bfloat16)
     logits, features = session(target, 1, 12).run(make_ids(9)[None])
-    assert (logits.dtype, features.dtype) == (torch.float32, torch.bfloat16)
+    assert (logits.dtype, features.dtype) == (torch.bfloat16, torch.bfloat16)
+    hidden = torch.randn(1, 9, target.shape.hidden, dtype=torch.bfloat16)
+    assert target.head(hidden).dtype == torch.float32
+    assert torch.equal(target.head(hidden), target.logits(hidden).float())
+    capped = make_target(models.target.shape.model_copy(update={"logit_softcap": 5.0})).to(torch.bfloat16)
+    assert capped.logits(hidden).dtype == torch.float32
+    assert capped.logits(hidden).abs().max() <= 5
     assert bool(logits.isfinite().all())
