@@ -13,9 +13,8 @@ code):
 3. Then a value may be read before the wait only if the launch before cannot write it: where the same launcher made that
    launch and its kernel does not (a combining kernel's lengths, a router's choice), or nobody does in any launch.
    Weights that a caller may just have made are not such values.
-Products, copies and fills that are launched the usual way wait for the whole of what was launched before them, and a
-kernel behind one of those waits for its end; so do both sides of a fork or a join of streams, whose every edge is
-waited for.
+Products, copies and fills are launched the usual way: they wait for the whole of what was launched before them, and a
+kernel behind one of them waits for its end. So does the first launch on a side stream, and the first behind a join.
 """
 
 from __future__ import annotations
@@ -47,6 +46,12 @@ def is_hopper(tensor: torch.Tensor) -> bool:
     return not triton.knobs.runtime.interpret and tensor.is_cuda and _generation(tensor.device) == 9
 
 
-def dependence(tensor: torch.Tensor) -> dict[str, Any]:
-    """What a launch on this tensor's device is told: IS_DEPENDENT for its kernel, and the launch's own option."""
-    return {"IS_DEPENDENT": True, "launch_pdl": True} if is_hopper(tensor) else {"IS_DEPENDENT": False}
+def dependence(tensor: torch.Tensor, *, is_join: bool = False) -> dict[str, Any]:
+    """What a launch on this tensor's device is told: IS_DEPENDENT for its kernel, and the launch's own option.
+
+    The first launch behind a join of streams waits as launches do for all that is before it, and finds its own wait
+    over.
+    """
+    if not is_hopper(tensor):
+        return {"IS_DEPENDENT": False}
+    return {"IS_DEPENDENT": True} if is_join else {"IS_DEPENDENT": True, "launch_pdl": True}

@@ -19,7 +19,8 @@ def add_rms_norm(
     residual: torch.Tensor,  # [..., M]
     weight: torch.Tensor,  # [M]
     eps: float,
+    more: torch.Tensor | None = None,  # [..., M] what it adds besides: first to x
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """-> (rms_norm(x + residual), x + residual), both in x.dtype: the sum is rounded, then normalised."""
-    total = x + residual
+    """-> (rms_norm(x + residual), x + residual), both in x.dtype: every sum is rounded, then the last normalised."""
+    total = (x if more is None else x + more) + residual
     return rms_norm(total, weight, eps), total

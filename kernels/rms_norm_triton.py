@@ -35,6 +35,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 @triton.jit(do_not_specialize=["num_rows", "inner_rows"])
 def _rms_norm_kernel(
     x_ptr,  # row r at (r // inner_rows) * outer_stride + (r % inner_rows) * row_stride
+    more_ptr,  # [rows, M], read with HAS_MORE only
     residual_ptr,  # [rows, M], read with HAS_RESIDUAL only
     weight_ptr,  # [M]
     out_ptr,  # [rows, M]
@@ -45,6 +46,7 @@ def _rms_norm_kernel(
     outer_stride,
     row_stride,
     M: tl.constexpr,
+    HAS_MORE: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -58,6 +60,9 @@ def _rms_norm_kernel(
     wait_for_launch_before(IS_DEPENDENT)
     weight = tl.load(weight_ptr + column, mask=column < M, other=0).to(tl.float32)
     x = tl.load(x_ptr + start[:, None] + column, mask=mask, other=0).to(tl.float32)
+    if HAS_MORE:
+        x += tl.load(more_ptr + at, mask=mask, other=0).to(tl.float32)
+        x = x.to(x_ptr.dtype.element_ty).to(tl.float32)
     if HAS_RESIDUAL:
         x += tl.load(residual_ptr + at, mask=mask, other=0).to(tl.float32)
         rounded = x.to(sum_ptr.dtype.element_ty)
@@ -157,24 +162,31 @@ def _num_warps(elements: int) -> int:
 
 
 def _norm(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, out: list[torch.Tensor]
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    out: list[torch.Tensor],
+    more: torch.Tensor | None = None,
 ) -> None:
     """Launch the norm into out[0] and, with a residual, the sum into out[1]."""
     given = {"weight": weight, **{f"out[{i}]": tensor for i, tensor in enumerate(out)}}
-    _check("rms_norm_triton", x, given if residual is None else {**given, "residual": residual})
+    given |= {name: tensor for name, tensor in (("residual", residual), ("more", more)) if tensor is not None}
+    _check("rms_norm_triton", x, given)
     size = x.shape[-1]
     num_rows = x.numel() // size
     assert weight.shape == (size,), f"weight: got {tuple(weight.shape)}, x {tuple(x.shape)}"
-    assert all(t.shape == x.shape for t in (*out, x if residual is None else residual)), f"x has {tuple(x.shape)}"
+    assert all(t.shape == x.shape for name, t in given.items() if name != "weight"), f"x has {tuple(x.shape)}"
     if num_rows == 0:
         return
     inner_rows, outer_stride, row_stride = _row_strides(x)
     block = triton.next_power_of_2(size)
     block_r = max(1, TILE_ELEMENTS // block) if block <= 512 else 1
     _rms_norm_kernel[(triton.cdiv(num_rows, block_r),)](
-        x, x if residual is None else residual, weight, out[0], out[-1], eps,
-        num_rows, inner_rows, outer_stride, row_stride, M=size, HAS_RESIDUAL=residual is not None,
-        BLOCK_R=block_r, BLOCK_M=block, num_warps=_num_warps(block_r * block), **dependence(x),
+        x, x if more is None else more, x if residual is None else residual, weight, out[0], out[-1], eps,
+        num_rows, inner_rows, outer_stride, row_stride, M=size, HAS_MORE=more is not None,
+        HAS_RESIDUAL=residual is not None, BLOCK_R=block_r, BLOCK_M=block, num_warps=_num_warps(block_r * block),
+        **dependence(x, is_join=more is not None),  # what comes in two parts may come from two streams
     )  # fmt: skip
 
 
@@ -196,12 +208,13 @@ def add_rms_norm_triton(
     residual: torch.Tensor,  # [..., M]
     weight: torch.Tensor,  # [M]
     eps: float,
+    more: torch.Tensor | None = None,  # [..., M] what the layer adds besides, contiguous: first to x
     *,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,  # the results, to be written; the sum may be `residual`
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """-> (rms_norm(x + residual), x + residual), both in x.dtype; the sum is what a captured feature must be."""
     normed, total = out or (_dense_like(x), _dense_like(x))
-    _norm(x, residual, weight, eps, [normed, total])
+    _norm(x, residual, weight, eps, [normed, total], more)
     return normed, total
 
 
@@ -243,7 +256,7 @@ def rms_norm_rope_triton(
 
 
 _NORM = {
-    **dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr", "out_ptr", "sum_ptr"), "*bf16"),
+    **dict.fromkeys(("x_ptr", "more_ptr", "residual_ptr", "weight_ptr", "out_ptr", "sum_ptr"), "*bf16"),
     "eps": "fp32",
     "num_rows": "i32",
     "inner_rows": "i32",
@@ -277,10 +290,15 @@ def _entry(name: str, kernel: object, signature: dict[str, str], num_warps: int,
 
 
 AOT = (
-    _entry("k2.6-hidden", _rms_norm_kernel, _NORM, 8, M=7168, HAS_RESIDUAL=False, BLOCK_R=1, BLOCK_M=8192),
-    _entry("k2.6-hidden-add", _rms_norm_kernel, _NORM, 8, M=7168, HAS_RESIDUAL=True, BLOCK_R=1, BLOCK_M=8192),
-    _entry("latent-512", _rms_norm_kernel, _NORM, 4, M=512, HAS_RESIDUAL=False, BLOCK_R=8, BLOCK_M=512),
-    _entry("head-128", _rms_norm_kernel, _NORM, 4, M=128, HAS_RESIDUAL=False, BLOCK_R=32, BLOCK_M=128),
+    *(
+        _entry(
+            f"k2.6-hidden{name}", _rms_norm_kernel, _NORM, 8,
+            M=7168, HAS_MORE=has_more, HAS_RESIDUAL=has_residual, BLOCK_R=1, BLOCK_M=8192,
+        )
+        for name, has_more, has_residual in (("", False, False), ("-add", False, True), ("-add-two", True, True))
+    ),
+    _entry("latent-512", _rms_norm_kernel, _NORM, 4, M=512, HAS_MORE=False, HAS_RESIDUAL=False, BLOCK_R=8, BLOCK_M=512),
+    _entry("head-128", _rms_norm_kernel, _NORM, 4, M=128, HAS_MORE=False, HAS_RESIDUAL=False, BLOCK_R=32, BLOCK_M=128),
     _entry(
         "head-128-rope", _rms_norm_rope_kernel, _NORM_ROPE, 4,
         HEADS=32, DIM=128, HALF=64, BLOCK_R=16, BLOCK_HALF=64, BLOCK_TAIL=0,

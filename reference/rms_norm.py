@@ -18,10 +18,15 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, more: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """-> (norm of the sum, the sum), [..., M] both: the sum is rounded to x.dtype, and what is stored is normalised."""
+    """-> (norm of the sum, the sum), [..., M] both: the sum is rounded to x.dtype, and what is stored is normalised.
+
+    `more`, where given, is added to x first, and that sum rounded, too.
+    """
     wide = torch.promote_types(x.dtype, torch.float32)
+    if more is not None:
+        x = (x.to(wide) + more.to(wide)).to(x.dtype)
     total = (x.to(wide) + residual.to(wide)).to(x.dtype)
     return rms_norm(total, weight, eps), total
 

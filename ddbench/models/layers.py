@@ -17,6 +17,9 @@ from ddbench.kernels import rope as rope_kernel
 from ddbench.models.kernel_set import TORCH
 from ddbench.models.shapes import Llama3Shape, RopeShape
 
+# What a layer adds to the residual stream, [..., M], or two parts of it, whose sum is left to the norm that follows.
+Addend = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
 
 def linear(in_features: int, out_features: int) -> nn.Linear:
     """A bias-free projection."""
@@ -77,11 +80,15 @@ class RMSNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.kernels.rms_norm(x, self.weight, self.eps)
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def add(self, x: Addend, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """-> (the norm of `x + residual`, the sum itself), both [..., M]; without a residual the sum is x."""
+        x, more = x if isinstance(x, tuple) else (x, None)
         if residual is None:
+            x = x if more is None else x + more
             return self(x), x
-        return self.kernels.add_rms_norm(x, residual, self.weight, self.eps)
+        if more is None:
+            return self.kernels.add_rms_norm(x, residual, self.weight, self.eps)
+        return self.kernels.add_rms_norm(x, residual, self.weight, self.eps, more)
 
 
 class SwiGLU(nn.Module):

@@ -11,7 +11,7 @@ from torch import nn
 
 from ddbench.kernels import int4
 from ddbench.models.kernel_set import TORCH
-from ddbench.models.layers import FixedPrecision, SwiGLU
+from ddbench.models.layers import Addend, FixedPrecision, SwiGLU
 from ddbench.models.routing import grouped_route
 from ddbench.models.shapes import MoEShape
 
@@ -99,15 +99,22 @@ class MoE(FixedPrecision):
         return self.kernels.moe_route(x, self.gate, self.bias, self.shape.top_k, self.shape.routed_scaling)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., M] -> [..., M]."""
+        parts = self.parts(x)
+        return parts[0] + parts[1] if isinstance(parts, tuple) else parts
+
+    def parts(self, x: torch.Tensor) -> Addend:
+        """What is to be added up: the routed experts' and the shared ones' outputs; one tensor in the wide form."""
         if self.is_wide:
             return self.full(x)[0]
         flat = x.flatten(0, -2)  # [T, M]
         if self.side_stream is not None and len(flat) <= OVERLAPPED_TOKENS:
-            return self._overlapped(flat, self.side_stream).view_as(x)
-        ids, weights = self.route(flat)
-        return (self.experts(flat, ids, weights) + self.shared(flat)).view_as(x)
+            routed, shared = self._overlapped(flat, self.side_stream)
+        else:
+            routed, shared = self.experts(flat, *self.route(flat)), self.shared(flat)
+        return routed.view_as(x), shared.view_as(x)
 
-    def _overlapped(self, flat: torch.Tensor, side_stream: torch.cuda.Stream) -> torch.Tensor:
+    def _overlapped(self, flat: torch.Tensor, side_stream: torch.cuda.Stream) -> tuple[torch.Tensor, torch.Tensor]:
         """Shared experts beside the routed ones, on a stream of their own: for few tokens both wait for memory.
 
         Fork and join order every use of a tensor on either stream, so that the allocator needs no more to know.
@@ -119,7 +126,7 @@ class MoE(FixedPrecision):
         ids, weights = self.route(flat)
         routed = self.experts(flat, ids, weights)
         main.wait_stream(side_stream)
-        return routed + shared
+        return routed, shared
 
     def full(self, x: torch.Tensor, fake_quantize: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """All experts on all tokens, masked by the routing weights: one wide MLP, the fast form for training.

@@ -15,7 +15,7 @@ from torch import nn
 from ddbench.models.gqa import GQAAttention
 from ddbench.models.inputs import VerifyAttention, VerifyInputs, VerifyOutput
 from ddbench.models.kernel_set import TORCH
-from ddbench.models.layers import RMSNorm, RotaryTable, SwiGLU, linear
+from ddbench.models.layers import Addend, RMSNorm, RotaryTable, SwiGLU, linear
 from ddbench.models.mla import MLAAttention
 from ddbench.models.moe import MoE
 from ddbench.models.shapes import GQAShape, TargetShape
@@ -39,13 +39,13 @@ class DecoderLayer(nn.Module):
         else:
             self.mlp = SwiGLU(shape.hidden, shape.dense_width)
 
-    def forward(self, h: torch.Tensor, residual: torch.Tensor, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, h: torch.Tensor, residual: torch.Tensor, *args: Any) -> tuple[Addend, torch.Tensor]:
         """`h` is the norm of the residual stream; -> (what is yet to be added to the stream, the stream so far).
 
         Each addition is left to the norm that follows it, which makes one pass of the two.
         """
         h, residual = self.post_norm.add(self.attention(h, *args), residual)
-        return self.mlp(h), residual
+        return self.mlp.parts(h) if isinstance(self.mlp, MoE) else self.mlp(h), residual
 
 
 class Target(nn.Module):
@@ -94,9 +94,9 @@ class Target(nn.Module):
         self, inputs: VerifyInputs, cache: Sequence[tuple[torch.Tensor, ...]], attention: VerifyAttention
     ) -> VerifyOutput:
         """`cache[i]` holds layer i's tensors [B, S, *row]; the new tokens' rows are written to it in place."""
-        x = self.embed(inputs.input_ids)  # [B, N, M]
+        x: Addend = self.embed(inputs.input_ids)  # [B, N, M]
         rows = self.rotary.rows(inputs.positions)
-        plan = attention.prepare(inputs, x.dtype)
+        plan = attention.prepare(inputs, self.embedding.weight.dtype)
         slots = self.kernels.plan_rows(inputs.lengths, inputs.input_ids.shape[1])
         captured: dict[int, torch.Tensor] = {}
         residual: torch.Tensor | None = None

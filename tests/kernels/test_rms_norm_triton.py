@@ -120,6 +120,21 @@ def check_the_sum_is_what_is_normalised():
             assert torch.equal(again, normed)
 
 
+def check_two_parts_are_added_as_one_after_the_other():
+    """In every bit: the layer's sum is rounded before the stream's."""
+    for dtype in (torch.float32, torch.bfloat16):
+        for size in (37, 256, 600):
+            x, more, residual = (randn(5, size, seed=seed).to(dtype).to(DEVICE) for seed in range(3))
+            weight = (1 + 0.3 * randn(size, seed=3)).to(dtype).to(DEVICE)
+            apart = kernels.add_rms_norm_triton(x + more, residual, weight, EPS)
+            at_once = kernels.add_rms_norm_triton(x, residual, weight, EPS, more)
+            if dtype == torch.float32 or DEVICE == "cuda":  # the interpreter cuts where bf16 is rounded
+                assert all(torch.equal(one, other) for one, other in zip(at_once, apart, strict=True))
+            exact = reference.add_rms_norm(*(t.cpu().double() for t in (x, residual, weight)), EPS, more.cpu().double())
+            for one, other in zip(at_once, exact, strict=True):
+                assert relative_error(one, other) <= (TOLERANCE if dtype == torch.float32 else 2**-6)
+
+
 def check_norm_and_rope_equal_one_after_the_other():
     """All dims rotating, some, and a width that is no power of two; tokens and heads by strides."""
     for dim, half in ((8, 4), (16, 4), (20, 6), (128, 64)):

@@ -7,6 +7,8 @@ import itertools
 import pytest
 import torch
 
+from ddbench.models.layers import Addend
+from ddbench.models.moe import MoE
 from ddbench.models.shapes import TARGETS, MLAShape, TargetShape
 from ddbench.models.target import Target
 
@@ -110,6 +112,10 @@ def test_rejected_rows_leave_no_trace(models, session, make_ids):
 # ------------------------------------------------------------------------------------------------------- features
 
 
+def added(addend: Addend) -> torch.Tensor:
+    return addend[0] + addend[1] if isinstance(addend, tuple) else addend
+
+
 def recorded(target: Target, run) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
     """What forward hooks see while `run()` runs: each layer's output, and stream + attention + MLP branches."""
     outputs: dict[int, torch.Tensor] = {}
@@ -119,9 +125,11 @@ def recorded(target: Target, run) -> tuple[dict[int, torch.Tensor], dict[int, to
         handles += [
             layer.register_forward_pre_hook(lambda _, args, i=i: sums.__setitem__(i, args[1])),
             layer.attention.register_forward_hook(lambda _, args, out, i=i: sums.__setitem__(i, sums[i] + out)),
-            layer.mlp.register_forward_hook(lambda _, args, out, i=i: sums.__setitem__(i, sums[i] + out)),
-            layer.register_forward_hook(lambda _, args, out, i=i: outputs.__setitem__(i, out[0] + out[1])),
+            layer.register_forward_hook(lambda _, args, out, i=i: outputs.__setitem__(i, added(out[0]) + out[1])),
         ]
+        for branch in (layer.mlp.experts, layer.mlp.shared) if isinstance(layer.mlp, MoE) else (layer.mlp,):
+            hook = lambda _, args, out, i=i: sums.__setitem__(i, sums[i] + out.view_as(sums[i]))  # noqa: E731
+            handles.append(branch.register_forward_hook(hook))
     run()
     for handle in handles:
         handle.remove()
