@@ -32,6 +32,7 @@ from ddbench.kernels import qk_rows as qk_rows_kernels
 from ddbench.kernels import rms_norm as rms_norm_kernels
 from ddbench.kernels import rope as rope_kernels
 from ddbench.kernels import swiglu as swiglu_kernels
+from ddbench.kernels import token_rows as token_rows_kernels
 from ddbench.kernels import tree_attention as tree_attention_kernels
 from ddbench.kernels import tree_build as tree_build_kernels
 from ddbench.kernels import tree_compile as tree_compile_kernels
@@ -51,6 +52,7 @@ from ddbench.reference import (
     rms_norm,
     rope,
     swiglu,
+    token_rows,
     tree_attention,
     tree_build,
     tree_compile,
@@ -183,6 +185,7 @@ OPS: Mapping[str, Op] = {
         ),
         _op(rope, {"torch": rope_kernels.rope}, tolerance=1e-6),
         _op(swiglu, _torch_and_triton(swiglu_kernels.swiglu), tolerance=1e-6),
+        _op(token_rows, _torch_and_triton(token_rows_kernels.token_rows), tolerance=1e-6),
         _op(latent_rows, _torch_and_triton(latent_rows_kernels.latent_rows), tolerance=1e-6),
         _op(qk_rows, _torch_and_triton(qk_rows_kernels.qk_rows), tolerance=1e-6),
         _op(absorbed_query, _torch_and_triton(absorbed_query_kernels.absorbed_query), tolerance=1e-6),

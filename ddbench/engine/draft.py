@@ -43,9 +43,11 @@ class DFlashDraft(Part):
         self._drafter = setting.models.drafter
         self._mask_token_id = self._drafter.shape.mask_token_id
         self._horizon = setting.facts.block_size - 1
+        self._masks = torch.full((1, self._horizon), self._mask_token_id, device=setting.device)
 
     def __call__(self, batch: Batch) -> torch.Tensor:
-        blocks = F.pad(batch.anchors[:, None], (0, self._horizon), value=self._mask_token_id)  # [B, P]
+        masks = self._masks.expand(len(batch.anchors), -1)
+        blocks = torch.cat((batch.anchors[:, None], masks), dim=1)  # [B, P]; padding is two launches, this one
         return self._drafter(blocks, batch.lengths, *batch.caches.draft, batch.context_bound, self._target)
 
 

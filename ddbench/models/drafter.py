@@ -126,10 +126,7 @@ class Drafter(nn.Module):
         `lengths` are never context, so the cache's content as seen by the next call is unchanged.
         """
         block = block_ids.shape[1]
-        x = target.embed(block_ids)  # [B, P, D]
-        offsets = torch.arange(block, device=x.device)
-        positions = lengths[:, None] + offsets
-        rows = self.rotary.rows(positions)
+        x, rows = target.begin(block_ids, lengths[:, None], self.rotary)  # [B, P, D]
         slots = self.kernels.plan_rows(lengths, block)
         plans: dict[tuple[int | None, bool], Any] = {}
         residual: torch.Tensor | None = None

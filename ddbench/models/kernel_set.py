@@ -27,6 +27,7 @@ from ddbench.kernels import (
     rms_norm,
     rope,
     swiglu,
+    token_rows,
     tree_attention,
     tree_build,
     tree_compile,
@@ -40,6 +41,7 @@ class KernelSet:
     """One callable per op; arguments and results as in `kernels/<op>.py`, unless said otherwise."""
 
     name: str
+    token_rows: Op
     rms_norm: Op
     add_rms_norm: Op
     swiglu: Op
@@ -153,6 +155,7 @@ def _commit_rows(
 
 TORCH = KernelSet(
     name="torch",
+    token_rows=token_rows.token_rows,
     rms_norm=rms_norm.rms_norm,
     add_rms_norm=rms_norm.add_rms_norm,
     swiglu=swiglu.swiglu,
@@ -192,6 +195,7 @@ def triton_set() -> KernelSet:
         qk_rows_triton,
         rms_norm_triton,
         swiglu_triton,
+        token_rows_triton,
         tree_attention_triton,
         tree_build_triton,
         tree_compile_triton,
@@ -207,6 +211,7 @@ def triton_set() -> KernelSet:
 
     return KernelSet(
         name="triton",
+        token_rows=token_rows_triton.token_rows_triton,
         rms_norm=rms_norm_triton.rms_norm_triton,
         add_rms_norm=rms_norm_triton.add_rms_norm_triton,
         swiglu=swiglu_triton.swiglu_triton,

@@ -77,6 +77,16 @@ class Target(nn.Module):
         x = self.embedding(ids)
         return x if self.shape.embedding_scale == 1.0 else x * self.shape.embedding_scale
 
+    def begin(
+        self, ids: torch.Tensor, positions: torch.Tensor, rotary: RotaryTable
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        """What a forward of tokens [B, N] begins with: `embed(ids)` [B, N, M], and the rotary rows of their positions.
+
+        Positions are [B, N], or [B, 1] where tokens stand one behind the other.
+        """
+        x, cos, sin = self.kernels.token_rows(ids, positions, self.embedding.weight, rotary.cos, rotary.sin)
+        return x if self.shape.embedding_scale == 1.0 else x * self.shape.embedding_scale, (cos, sin)
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[..., M] (normalised) -> logits [..., V] with the model's soft-cap; the drafter's too.
 
@@ -94,8 +104,8 @@ class Target(nn.Module):
         self, inputs: VerifyInputs, cache: Sequence[tuple[torch.Tensor, ...]], attention: VerifyAttention
     ) -> VerifyOutput:
         """`cache[i]` holds layer i's tensors [B, S, *row]; the new tokens' rows are written to it in place."""
-        x: Addend = self.embed(inputs.input_ids)  # [B, N, M]
-        rows = self.rotary.rows(inputs.positions)
+        x: Addend
+        x, rows = self.begin(inputs.input_ids, inputs.positions, self.rotary)  # [B, N, M]
         plan = attention.prepare(inputs, self.embedding.weight.dtype)
         slots = self.kernels.plan_rows(inputs.lengths, inputs.input_ids.shape[1])
         captured: dict[int, torch.Tensor] = {}
