@@ -24,6 +24,7 @@ from ddbench.kernels import commit_kv as commit_kv_kernels
 from ddbench.kernels import draft_topk as draft_topk_kernels
 from ddbench.kernels import int4 as int4_kernels
 from ddbench.kernels import latent_rows as latent_rows_kernels
+from ddbench.kernels import linear as linear_kernels
 from ddbench.kernels import materialize_kv as materialize_kv_kernels
 from ddbench.kernels import mla_tree_attention as mla_kernels
 from ddbench.kernels import moe_experts as moe_experts_kernels
@@ -44,6 +45,7 @@ from ddbench.reference import (
     draft_topk,
     int4,
     latent_rows,
+    linear,
     materialize_kv,
     mla_tree_attention,
     moe_experts,
@@ -183,6 +185,7 @@ OPS: Mapping[str, Op] = {
             inputs="make_add_inputs",
             cost="add_cost",
         ),
+        _op(linear, {"torch": linear_kernels.linear, "triton": TritonLauncher("linear")}, tolerance=2e-6),
         _op(rope, {"torch": rope_kernels.rope}, tolerance=1e-6),
         _op(swiglu, _torch_and_triton(swiglu_kernels.swiglu), tolerance=1e-6),
         _op(token_rows, _torch_and_triton(token_rows_kernels.token_rows), tolerance=1e-6),

@@ -21,6 +21,7 @@ from ddbench.kernels import (
     advance,
     commit_kv,
     draft_topk,
+    linear,
     materialize_kv,
     moe_experts,
     moe_route,
@@ -41,6 +42,7 @@ class KernelSet:
     """One callable per op; arguments and results as in `kernels/<op>.py`, unless said otherwise."""
 
     name: str
+    linear: Op
     token_rows: Op
     rms_norm: Op
     add_rms_norm: Op
@@ -155,6 +157,7 @@ def _commit_rows(
 
 TORCH = KernelSet(
     name="torch",
+    linear=linear.linear,
     token_rows=token_rows.token_rows,
     rms_norm=rms_norm.rms_norm,
     add_rms_norm=rms_norm.add_rms_norm,
@@ -189,6 +192,7 @@ def triton_set() -> KernelSet:
         commit_kv_triton,
         draft_topk_triton,
         latent_rows_triton,
+        linear_triton,
         materialize_kv_triton,
         moe_experts_triton,
         moe_route_triton,
@@ -211,6 +215,7 @@ def triton_set() -> KernelSet:
 
     return KernelSet(
         name="triton",
+        linear=linear_triton.linear_triton,
         token_rows=token_rows_triton.token_rows_triton,
         rms_norm=rms_norm_triton.rms_norm_triton,
         add_rms_norm=rms_norm_triton.add_rms_norm_triton,

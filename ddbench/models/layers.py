@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from ddbench.kernels import rope as rope_kernel
@@ -21,9 +20,21 @@ from ddbench.models.shapes import Llama3Shape, RopeShape
 Addend = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
-def linear(in_features: int, out_features: int) -> nn.Linear:
+class Projection(nn.Linear):
+    """A bias-free projection by the product of a set of kernels."""
+
+    kernels = TORCH
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.kernels.linear(x, self.weight)
+
+
+def linear(in_features: int, out_features: int) -> Projection:
     """A bias-free projection."""
-    return nn.Linear(in_features, out_features, bias=False)
+    return Projection(in_features, out_features)
 
 
 class JoinedProjections:
@@ -32,7 +43,7 @@ class JoinedProjections:
     Checkpoints keep them apart; a GPU reads one large matrix at a better rate than several small ones.
     """
 
-    def __init__(self, *linears: nn.Linear) -> None:
+    def __init__(self, *linears: Projection) -> None:
         self._linears = linears
         self._weight: torch.Tensor | None = None
         self._is_joined = False
@@ -64,7 +75,7 @@ class JoinedProjections:
         """[..., M] -> each projection's [..., rows]; views of one tensor where joined."""
         if self._weight is None or not self._is_joined:
             return [one(x) for one in self._linears]
-        return F.linear(x, self._weight).split(self._sizes, dim=-1)
+        return self._linears[0].kernels.linear(x, self._weight).split(self._sizes, dim=-1)
 
 
 class RMSNorm(nn.Module):

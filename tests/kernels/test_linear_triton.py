@@ -1,0 +1,88 @@
+"""Small projections against their specification."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ddbench.reference import linear as reference
+from ddbench.testing import relative_error
+
+kernels = pytest.importorskip("ddbench.kernels.linear_triton", reason="triton is not installed")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def randn(*shape, seed=0, dtype=torch.bfloat16):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
+
+
+def product(x, weight, **options):
+    return kernels.linear_triton(x, weight, wanted=True, **options)
+
+
+def check_equals_the_reference():
+    for size in reference.SIZES:
+        inputs = reference.make_inputs(0, size)
+        exact = reference.linear(inputs["x"].double(), inputs["weight"].double())
+        assert relative_error(product(inputs["x"].to(DEVICE), inputs["weight"].to(DEVICE)), exact) <= 2e-6
+
+
+def check_low_precision_within_budget():
+    """Twice the error of the result rounded once; the interpreter cuts where a GPU rounds."""
+    for tokens, outputs, inputs in ((1, 64, 256), (33, 256, 96), (64, 48, 600), (8, 1040, 130)):
+        x, weight = randn(tokens, inputs), randn(outputs, inputs, seed=1)
+        exact = reference.linear(x.cpu().double(), weight.cpu().double())
+        mine = product(x, weight)
+        assert mine.dtype == torch.bfloat16
+        factor = 2.0 if DEVICE == "cuda" else 4.0
+        assert relative_error(mine, exact) <= factor * relative_error(reference.linear(x.cpu(), weight.cpu()), exact)
+
+
+def check_company_changes_nothing():
+    x, weight = randn(40, 256), randn(96, 256, seed=1)
+    together = product(x, weight)
+    for tokens in (1, 8, 17, 33):
+        assert torch.equal(product(x[:tokens], weight), together[:tokens])
+    x[1::2] = torch.nan
+    assert torch.equal(product(x, weight)[::2], together[::2])
+
+
+def check_rows_may_lie_apart():
+    whole, weight = randn(3, 9, 64), randn(32, 64, seed=1)
+    x = whole[:, 1:, :]
+    assert torch.equal(product(x, weight), product(x.contiguous(), weight))
+    out = torch.full((3, 8, 32), 7.0, dtype=torch.bfloat16, device=DEVICE)
+    assert product(x, weight, out=out) is out
+    assert torch.equal(out, product(x, weight))
+    assert product(x[:0], weight).shape == (0, 8, 32)
+
+
+def check_only_small_products_suit():
+    x, weight = randn(33, 256), randn(512, 256)
+    assert kernels.suits(x, weight)
+    assert not kernels.suits(randn(65, 256), weight)
+    assert not kernels.suits(x.float(), weight.float())
+    assert not kernels.suits(x, weight[:, :128])
+    assert not kernels.suits(randn(8, 256), torch.empty(4097, 256, dtype=torch.bfloat16, device=DEVICE))
+    wide = kernels.linear_triton(x.float(), weight.float())
+    torch.testing.assert_close(wide, torch.nn.functional.linear(x.float(), weight.float()))
+
+
+CHECKS = sorted(name for name in globals() if name.startswith("check_"))
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_check(name, checked):
+    assert checked[name] == ""
+
+
+def test_compiles_for_hopper_without_spills(compiled):
+    assert {name for name, usage in compiled.items() if usage["STACK"] or usage["LOCAL"]} == set()
+    assert max(usage["REG"] for usage in compiled.values()) <= 168
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="a CUDA device is there")
+def test_tensors_of_a_cpu_are_refused():
+    with pytest.raises(ValueError, match="x is on cpu, need a CUDA device"):
+        kernels.linear_triton(torch.zeros(2, 4), torch.zeros(3, 4))
