@@ -43,6 +43,7 @@ class KernelSet:
 
     name: str
     linear: Op
+    head_linear: Op
     token_rows: Op
     rms_norm: Op
     add_rms_norm: Op
@@ -158,6 +159,7 @@ def _commit_rows(
 TORCH = KernelSet(
     name="torch",
     linear=linear.linear,
+    head_linear=linear.head_linear,
     token_rows=token_rows.token_rows,
     rms_norm=rms_norm.rms_norm,
     add_rms_norm=rms_norm.add_rms_norm,
@@ -216,6 +218,7 @@ def triton_set() -> KernelSet:
     return KernelSet(
         name="triton",
         linear=linear_triton.linear_triton,
+        head_linear=linear_triton.head_linear_triton,
         token_rows=token_rows_triton.token_rows_triton,
         rms_norm=rms_norm_triton.rms_norm_triton,
         add_rms_norm=rms_norm_triton.add_rms_norm_triton,

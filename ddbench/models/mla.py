@@ -72,12 +72,12 @@ class MLAAttention(nn.Module):
         q_nope, q_rope, kv = self._project(x)
         self.kernels.latent_rows(kv, norm.weight, norm.eps, *rows, slots, latent_cache)
         w_k, w_v = self._up_projections()
-        heads_first = q_nope.flatten(0, 1).transpose(0, 1)  # [H, B*N, nope]
-        q_latent = (heads_first @ w_k).transpose(0, 1).unflatten(0, x.shape[:2])  # [B, N, H, R]
+        q_latent = self.kernels.head_linear(q_nope.flatten(0, 1), w_k.transpose(1, 2))  # [B*N, H, R]
+        q_latent = q_latent.unflatten(0, x.shape[:2])  # [B, N, H, R]
         q = self.kernels.absorbed_query(q_latent, q_rope, *rows)
         out = attention.mla(q, latent_cache, self.shape.kv_lora_rank, plan, self.scale)  # [B, N, H, R]
         values = x.new_empty(x.shape[0] * x.shape[1], self.shape.num_heads, self.shape.v_head_dim)  # [B*N, H, v]
-        torch.bmm(out.flatten(0, 1).transpose(0, 1), w_v.transpose(1, 2), out=values.transpose(0, 1))
+        self.kernels.head_linear(out.flatten(0, 1), w_v, out=values)
         return self.o_proj(values.view(*x.shape[:2], -1))
 
     def full(self, x: torch.Tensor, rows: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:

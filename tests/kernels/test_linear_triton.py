@@ -58,13 +58,30 @@ def check_rows_may_lie_apart():
     assert product(x[:0], weight).shape == (0, 8, 32)
 
 
+def check_heads_have_weights_of_their_own():
+    """Turned or not, of tokens and heads cut out of wider rows; a head's product is that of its rows alone."""
+    for size in reference.SIZES:
+        inputs = reference.make_head_inputs(0, size)
+        x, weight = inputs["x"].to(DEVICE), inputs["weight"].to(DEVICE)
+        exact = reference.head_linear(inputs["x"].double(), inputs["weight"].double())
+        for turned in (weight, weight.contiguous()):
+            assert relative_error(kernels.head_linear_triton(x, turned, wanted=True), exact) <= 2e-6
+    wide, weight = randn(9, 4, 96), randn(4, 48, 64, seed=1)
+    x = wide[:, :, 32:]
+    out = torch.full((9, 4, 48), 7.0, dtype=torch.bfloat16, device=DEVICE)
+    assert kernels.head_linear_triton(x, weight, out=out, wanted=True) is out
+    for h in range(4):
+        assert torch.equal(out[:, h], product(x[:, h].contiguous(), weight[h]))
+    strided = kernels.head_linear_triton(x.float(), weight.float())
+    torch.testing.assert_close(strided, torch.einsum("thi,hoi->tho", x.float(), weight.float()))
+
+
 def check_only_small_products_suit():
     x, weight = randn(33, 256), randn(512, 256)
-    assert kernels.suits(x, weight)
-    assert not kernels.suits(randn(65, 256), weight)
-    assert not kernels.suits(x.float(), weight.float())
-    assert not kernels.suits(x, weight[:, :128])
-    assert not kernels.suits(randn(8, 256), torch.empty(4097, 256, dtype=torch.bfloat16, device=DEVICE))
+    assert kernels.suits(x, weight, 33)
+    assert not kernels.suits(x, weight, 65)
+    assert not kernels.suits(x.float(), weight.float(), 33)
+    assert not kernels.suits(x, torch.empty(4097, 256, dtype=torch.bfloat16, device=DEVICE), 33)
     wide = kernels.linear_triton(x.float(), weight.float())
     torch.testing.assert_close(wide, torch.nn.functional.linear(x.float(), weight.float()))
 
