@@ -17,6 +17,27 @@ from ddbench.errors import UserError, did_you_mean, shown
 from ddbench.spec import AXIS_MODELS, Axis, EngineSpec, ExperimentSpec, first_message, make_axis, with_tuples
 
 
+def experiment_files() -> dict[str, Path]:
+    """Shipped experiments by name."""
+    import ddbench.experiments
+
+    folders = [Path(folder) for folder in ddbench.experiments.__path__]
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
+
+
+def find_experiment(name: str) -> ExperimentSpec:
+    """A shipped experiment by name, or any TOML file by path."""
+    files = experiment_files()
+    if name in files:
+        return load_experiment(files[name])
+    path = Path(name)
+    if path.suffix == ".toml" and path.stem in files and not path.exists():
+        raise UserError(f"{path}: there is no such file: did you mean the experiment '{path.stem}'?")
+    if path.suffix == ".toml":
+        return load_experiment(path)
+    raise UserError(f"unknown experiment {shown(name)}: {did_you_mean(name, files)}; or give the path of a .toml file")
+
+
 def load_experiment(path: Path) -> ExperimentSpec:
     """Read a TOML experiment. Every fault is one line naming the file, the key and what is expected."""
     try:

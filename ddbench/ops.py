@@ -271,13 +271,6 @@ OPS: Mapping[str, Op] = {
 }
 
 
-def find_op(name: str) -> Op:
-    """The named op; an unknown name is a UserError with the closest known one."""
-    if name not in OPS:
-        raise UserError(f"unknown op '{name}': {did_you_mean(name, OPS)}")
-    return OPS[name]
-
-
 def _outcome(run: Callable[..., Any], inputs: Any) -> dict[str, torch.Tensor]:
     """Result tensors and the inputs as the call left them, by name, on the CPU."""
     result = run(**inputs)

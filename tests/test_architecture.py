@@ -98,6 +98,7 @@ BASE = (
     "ddbench.experiment_file",
     "ddbench.records",
     "ddbench.spec",
+    "ddbench.text_files",
     "ddbench.units",
     "ddbench.wheels",
 )
@@ -125,7 +126,7 @@ TIMELINE = tuple(f"ddbench.report.{name}" for name in ("build", "console", "docu
 LAYERS = (
     Layer(("ddbench.kernels",), ("ddbench.kernels",), ("torch", "triton")),
     Layer(("ddbench.reference",), ("ddbench.reference",), ("torch", "numpy")),
-    Layer(BASE, BASE, ("pydantic", "platformdirs")),
+    Layer(BASE, ("ddbench.experiments", *BASE), ("pydantic", "platformdirs")),
     Layer(("ddbench.ops", "ddbench.testing"), ("ddbench.testing", "ddbench.kernels", "ddbench.reference", *BASE)),
     Layer(("ddbench.models",), MODELS),
     Layer(

@@ -17,8 +17,9 @@ from click.testing import CliRunner, Result
 
 from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases
 from ddbench.cli import main
+from ddbench.experiment_file import find_experiment
 from ddbench.harness.plan import engine_capabilities, make_plan, with_overrides
-from ddbench.harness.sweep import find_experiment, new_run
+from ddbench.harness.sweep import new_run
 from ddbench.models.lab_format import save_pair
 from ddbench.models.weights import random_models
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from ddbench import __version__
 from ddbench.cli import main
-from ddbench.harness import sweep
+from ddbench.harness import request, sweep
 from ddbench.harness.environment import child_environment
 from ddbench.harness.interrupt import ENDINGS, SweepInterrupted
 from ddbench.harness.sweep import Tally
@@ -124,7 +124,7 @@ def test_ctrl_c_anywhere_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> No
     def pressed(name: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweep, "find_experiment", pressed)
+    monkeypatch.setattr(request, "find_experiment", pressed)
     result = call("plan", "smoke")
     assert result.exit_code == 130
     assert "Traceback" not in result.output

@@ -17,6 +17,7 @@ from ddbench.analysis.tables import capture_schema, read_capture_table
 from ddbench.captured import CAPTURE_TABLES, TABLES_OF, Capture
 from ddbench.errors import SchemaError
 from ddbench.spec import Tool, from_json
+from ddbench.text_files import why_unread
 
 Tools = Mapping[Tool, Capture]
 
@@ -47,8 +48,7 @@ def _captures_of(folder: Path) -> dict[Tool, Capture]:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            raise SchemaError(f"{path}: cannot be read ({reason}): {_cure(folder)}") from error
+            raise SchemaError(f"{path}: cannot be read ({why_unread(error)}): {_cure(folder)}") from error
         try:
             capture = from_json(Capture, text, str(path))
         except SchemaError as error:

@@ -23,6 +23,7 @@ from ddbench.analysis.tables import write_capture_table
 from ddbench.captured import CAPTURE_TABLES, TABLES_OF, Capture, CapturedRun, CaptureStart
 from ddbench.records import NotMeasured
 from ddbench.spec import Tool
+from ddbench.text_files import write_atomically
 
 _PARTIAL = ".partial-"
 
@@ -66,7 +67,7 @@ def digest(folder: Path, tool: Tool) -> Capture:
     except CaptureProblem as problem:
         facts["fault"] = problem.fault
     capture = Capture(**facts, seconds=seconds + time.monotonic() - began)
-    _write(folder / f"{tool}.json", capture.model_dump_json(indent=1) + "\n")
+    write_atomically(folder / f"{tool}.json", capture.model_dump_json(indent=1) + "\n")
     return capture
 
 
@@ -106,12 +107,6 @@ def _write_tables(folder: Path, tool: Tool, tables: Mapping[str, pd.DataFrame]) 
     finally:
         for name in tables:
             (folder / f"{_PARTIAL}{tool}-{name}.parquet").unlink(missing_ok=True)
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f"{_PARTIAL}{path.name}")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -16,6 +16,7 @@ import pandas as pd
 from ddbench.captured import CapturedRun, CaptureFault, CaptureStart, FaultReason
 from ddbench.errors import DdbenchError, SchemaError
 from ddbench.spec import RecordT, Tool, from_json
+from ddbench.text_files import why_unread
 
 _AGAIN = "capture the case again: its process or the driver of the tool ended before its time"
 
@@ -61,10 +62,7 @@ def _read(model: type[RecordT], path: Path) -> RecordT:
     try:
         return from_json(model, path.read_text(encoding="utf-8"), path.name)
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        is_gone = isinstance(error, FileNotFoundError)
-        raise CaptureProblem(
-            "crash" if is_gone else "unreadable", f"{path.name}: cannot be read ({reason})", _AGAIN
-        ) from error
+        what: FaultReason = "crash" if isinstance(error, FileNotFoundError) else "unreadable"
+        raise CaptureProblem(what, f"{path.name}: cannot be read ({why_unread(error)})", _AGAIN) from error
     except SchemaError as error:
         raise CaptureProblem("unreadable", str(error), _AGAIN) from error

@@ -36,6 +36,7 @@ from ddbench.records import (
     ResultFile,
 )
 from ddbench.spec import Case, Tool, from_json
+from ddbench.text_files import read_text
 
 READABLE_VERSIONS: tuple[int, ...] = (1, 2)  # what 2 added to 1 has defaults
 CONTEXT_COLUMNS: tuple[str, ...] = ("run", "case_id", "setting", "block")  # what every row says about its case
@@ -134,11 +135,7 @@ def _concat(frames: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise SchemaError(f"{path}: cannot be read ({reason}): is this the folder of a run?") from error
+    return read_text(path, ": is this the folder of a run?")
 
 
 def _read_manifest(folder: Path) -> Manifest:

@@ -45,6 +45,7 @@ NO_SPREAD = "no_spread"  # the ratio is the same in every block
 # Above this standard deviation of the log-ratios nothing is decided, unless the difference is twice as large as it and
 # so plain in nearly every block. A machine that gives one code two times 15 % apart is not one to find 2 % with.
 SPREAD_CEILING = 0.15
+ALPHA = 0.05  # false discovery rate
 _ROUNDING = 1e-9  # relative: an effect of exactly the minimum counts
 
 
@@ -100,19 +101,18 @@ class _Sizes:
 
 
 def decide(
-    cells: Sequence[Cell], alpha: float = 0.05, confirmation: Mapping[Hashable, Sequence[Pair]] | None = None
+    cells: Sequence[Cell], confirmation: Mapping[Hashable, Sequence[Pair]] | None = None
 ) -> tuple[Decision, ...]:
-    """One decision per cell, in their order; `alpha` is the false discovery rate over all of them.
+    """One decision per cell, in their order; `ALPHA` is the false discovery rate over all of them.
 
     `confirmation` holds a second run's pairs of cells that the first found different: they then take the place of the
     halves, and must show the same direction on their own. Cells that it does not name are confirmed by their halves.
     """
-    assert 0 < alpha < 1, "alpha is a rate"
     effects = [effect_of(cell.pairs) for cell in cells]
     q_values = _q_values(cells, effects)
     second = confirmation or {}
     return tuple(
-        _decision(cell, effect, q_value, alpha, second.get(cell.key))
+        _decision(cell, effect, q_value, second.get(cell.key))
         for cell, effect, q_value in zip(cells, effects, q_values, strict=True)
     )
 
@@ -132,17 +132,17 @@ def _q_values(cells: Sequence[Cell], effects: Sequence[Effect | NotMeasured]) ->
 
 
 def _decision(
-    cell: Cell, effect: Effect | NotMeasured, q_value: float | None, alpha: float, second: Sequence[Pair] | None
+    cell: Cell, effect: Effect | NotMeasured, q_value: float | None, second: Sequence[Pair] | None
 ) -> Decision:
     if isinstance(effect, NotMeasured):
         code = UNUSABLE_VALUES if cell.pairs else NO_PAIRS
         return Decision(cell.key, "undecided", (code,), effect, None)
-    verdict, reasons = _judged(cell, effect, q_value, alpha, second)
+    verdict, reasons = _judged(cell, effect, q_value, second)
     return Decision(cell.key, verdict, reasons, effect, q_value)
 
 
 def _judged(
-    cell: Cell, effect: Effect, q_value: float | None, alpha: float, second: Sequence[Pair] | None
+    cell: Cell, effect: Effect, q_value: float | None, second: Sequence[Pair] | None
 ) -> tuple[Verdict, tuple[str, ...]]:
     if effect.n > 1 and all(pair.a == pair.b for pair in cell.pairs):
         return "same", (IDENTICAL,)
@@ -157,11 +157,11 @@ def _judged(
         return (change, (NO_SPREAD,)) if is_change else ("same", (NO_SPREAD, *too_small))
     reach = _reach(effect)
     is_equal = reach <= max(sizes.relative, sizes.absolute_floor)
-    if q_value > alpha:
+    if q_value > ALPHA:
         is_open = effect.low is None or effect.high is None or effect.low <= 1 <= effect.high
         doubts: tuple[str, ...] = (INTERVAL_SPANS_BOTH if is_open else NOT_SIGNIFICANT_AFTER_FDR,)
     else:
-        is_confirmed = _is_confirmed(cell.pairs, second, np.sign(centre), sizes.relative / 2, alpha)
+        is_confirmed = _is_confirmed(cell.pairs, second, np.sign(centre), sizes.relative / 2)
         doubts = too_small + (() if is_confirmed else (NOT_CONFIRMED,))
     if not doubts:
         return change, ()
@@ -197,13 +197,13 @@ def _reach(effect: Effect) -> float:
     return float(max(-np.log(effect.low), np.log(effect.high)))
 
 
-def _is_confirmed(pairs: Sequence[Pair], second: Sequence[Pair] | None, sign: float, size: float, alpha: float) -> bool:
+def _is_confirmed(pairs: Sequence[Pair], second: Sequence[Pair] | None, sign: float, size: float) -> bool:
     """Whether both halves (of few blocks: and both orders), or the second run, go the same way by `size` at least."""
     if second is None:
         return all(sign * part >= size and sign * part > 0 for part in (*halves(pairs), *thin_orders(pairs)))
     effect = effect_of(second)
     if isinstance(effect, NotMeasured) or effect.n < FEWEST_BLOCKS or has_one_order(second):
         return False
-    is_certain = effect.p_value is None or effect.p_value <= alpha  # None: no spread
+    is_certain = effect.p_value is None or effect.p_value <= ALPHA  # None: no spread
     centre = sign * float(np.log(effect.ratio))
     return is_certain and centre >= size and centre > 0

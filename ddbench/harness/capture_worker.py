@@ -27,11 +27,12 @@ from ddbench.harness.measure import Notify, all_requests, build_engine, rehearse
 from ddbench.harness.profilers.kineto import Kineto
 from ddbench.harness.profilers.window import NvtxRanges, Ranges, TorchRanges, WindowProbe
 from ddbench.harness.run import Job
-from ddbench.harness.store import json_text, write_atomically
+from ddbench.harness.store import json_text
 from ddbench.harness.worker import ORPHANED, take_over_stdout
 from ddbench.harness.workload import Workload, build_workload
 from ddbench.models.weights import Models, load_models
 from ddbench.spec import Case, Tool, from_json
+from ddbench.text_files import write_atomically
 
 NCU_ROUNDS = 1  # every kernel of it is run again for every group of counters: 0.25 s each on an H200
 _ORPHAN_S = 1.0

@@ -7,7 +7,6 @@ analysis of it is `ddbench.analysis.gate.baseline`.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -40,7 +39,6 @@ def run_repeats(
     out: Path,
     file: Path,
     console: Console,
-    command: Sequence[str] = WORKER,
     lock_folder: Path | None = None,
 ) -> RunFolder:
     """Run all of it. Stopped or with a failed case, it ends in an error that says how to come to `file` after all."""
@@ -49,7 +47,7 @@ def run_repeats(
         run = new_run(plan, out)
         then = f"ddbench qualify --from {shlex.quote(str(run.path))} --out {shlex.quote(str(file))}"
         try:
-            tally = execute(run, console, command)
+            tally = execute(run, console, WORKER)
         except SweepInterrupted as error:
             raise SweepInterrupted(f"{error}, and then: {then}") from error
     if tally.exit_code:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from ddbench.errors import UserError, did_you_mean, shown
-from ddbench.harness import sweep
+from ddbench.experiment_file import find_experiment
 from ddbench.harness.plan import (
     Plan,
     check_axes_are_read,
@@ -40,7 +40,7 @@ def planned(
     **engine: Any,
 ) -> Plan:
     """The plan of an experiment with the command line's changes."""
-    experiment = sweep.find_experiment(name)
+    experiment = find_experiment(name)
     axes = _axes(concurrency, workload, sets)
     axes += _capture_axes(capture, axes)
     chosen = tuple(word.strip() for word in (arms or "").split(",") if word.strip())

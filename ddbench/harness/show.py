@@ -73,7 +73,7 @@ def _targets_table() -> Table:
 
 
 def _experiments_table() -> Table:
-    from ddbench.harness.sweep import experiment_files, find_experiment
+    from ddbench.experiment_file import experiment_files, find_experiment
 
     table = _table("Experiments (or a .toml file)", "experiment", "question")
     for name in sorted(experiment_files()):

@@ -38,6 +38,7 @@ from ddbench.records import (
     StepRecord,
 )
 from ddbench.spec import Case, Record, from_json
+from ddbench.text_files import read_text, write_atomically
 
 TABLES: dict[str, type[Record]] = {
     "requests": RequestRecord,
@@ -280,20 +281,5 @@ def _first_line(error: Exception) -> str:
 # --------------------------------------------------------------------------------------------------------------- text
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a small text file so that a reader sees the old content or the new one."""
-    temporary = path.with_name(f"{_TEMPORARY}{path.name}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
-
-
 def json_text(record: Record) -> str:
     return json.dumps(record.model_dump(mode="json"), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-
-
-def read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise SchemaError(f"{path}: cannot be read ({reason})") from error

@@ -18,8 +18,7 @@ from rich.console import Console
 
 import ddbench
 from ddbench.captured import Capture
-from ddbench.errors import DdbenchError, SchemaError, UserError, did_you_mean, shown
-from ddbench.experiment_file import load_experiment
+from ddbench.errors import DdbenchError, SchemaError, UserError
 from ddbench.harness.bracket import CEILINGS, around
 from ddbench.harness.environment import environment_of
 from ddbench.harness.interrupt import resumable
@@ -74,30 +73,6 @@ class Tally:
             if capture.fault is not None
         )
         return [f"{text} ({count} captures)" if count > 1 else text for text, count in faults.items()]
-
-
-# -------------------------------------------------------------------------------------------------------- experiments
-
-
-def experiment_files() -> dict[str, Path]:
-    """Shipped experiments by name."""
-    import ddbench.experiments
-
-    folders = [Path(folder) for folder in ddbench.experiments.__path__]
-    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
-
-
-def find_experiment(name: str) -> ExperimentSpec:
-    """A shipped experiment by name, or any TOML file by path."""
-    files = experiment_files()
-    if name in files:
-        return load_experiment(files[name])
-    path = Path(name)
-    if path.suffix == ".toml" and path.stem in files and not path.exists():
-        raise UserError(f"{path}: there is no such file: did you mean the experiment '{path.stem}'?")
-    if path.suffix == ".toml":
-        return load_experiment(path)
-    raise UserError(f"unknown experiment {shown(name)}: {did_you_mean(name, files)}; or give the path of a .toml file")
 
 
 # ------------------------------------------------------------------------------------------------------ whole sweeps

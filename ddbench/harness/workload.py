@@ -22,6 +22,7 @@ from ddbench.errors import CheckpointError, UserError, did_you_mean, shown
 from ddbench.models.shapes import TargetShape
 from ddbench.records import PromptCard
 from ddbench.spec import WorkloadSpec, first_message
+from ddbench.text_files import why_unread
 from ddbench.workloads import sets
 from ddbench.workloads.cache import Cache, cache_folder
 from ddbench.workloads.framing import Framing, framing_for
@@ -182,8 +183,9 @@ def _read_lines(path: Path) -> Iterator[_PromptLine]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise CheckpointError(f"{path}: cannot be read ({reason}); expected one JSON object per line") from error
+        raise CheckpointError(
+            f"{path}: cannot be read ({why_unread(error)}); expected one JSON object per line"
+        ) from error
     for number, line in enumerate(text.split("\n"), start=1):
         if line:
             try:

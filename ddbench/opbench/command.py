@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -19,7 +19,6 @@ from ddbench.harness.ceilings import measure
 from ddbench.harness.environment import read_environment
 from ddbench.harness.lock import device_lock
 from ddbench.harness.progress import escaped
-from ddbench.harness.store import write_atomically
 from ddbench.opbench.document import ops_csv, ops_report
 from ddbench.opbench.records import IncorrectRow, NotMeasuredRow, OkRow, OpRow, OpsFile
 from ddbench.opbench.run import INTERRUPTED, Bench, run_points
@@ -29,10 +28,11 @@ from ddbench.opbench.timing import Budget, watch_of
 from ddbench.records import Ceilings
 from ddbench.report.console import print_report
 from ddbench.report.markdown import render_markdown
+from ddbench.spec import Device
+from ddbench.text_files import write_atomically
 
 FORMATS = ("console", "json", "md", "csv")
 QUICK = Budget(seconds=0.02, sample_s=0.001, most_sets=4)
-Device = Literal["cpu", "cuda"]
 
 
 def bench_ops(

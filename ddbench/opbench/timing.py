@@ -244,9 +244,10 @@ def time_calls(
 
 
 Bound = float | NotMeasured
+_CONFIDENCE = 0.95
 
 
-def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple[Bound, Bound]:
+def median_interval(samples: Sequence[float]) -> tuple[Bound, Bound]:
     """Order statistics around the median: right for any distribution, of this process and these minutes only.
 
     The k-th smallest and k-th largest of n hold the median with probability 1 - 2 P(Binomial(n, 1/2) < k).
@@ -255,7 +256,7 @@ def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple
     outside, place = 0.0, 0
     while True:
         outside += math.comb(count, place) / 2**count
-        if 2 * outside > 1 - confidence or place >= count // 2:
+        if 2 * outside > 1 - _CONFIDENCE or place >= count // 2:
             break
         place += 1
     if place == 0:

@@ -1,4 +1,4 @@
-"""Random draft trees for inputs: parents before children, at most `horizon` deep, every slot used.
+"""Random draft trees for inputs: parents before children, at most `HORIZON` deep, every slot used.
 
 Letters: B batch rows, N node slots (slot 0 the root), L draft horizon.
 """
@@ -12,15 +12,15 @@ import torch
 HORIZON = 7  # of the Kimi-K2.6 drafter
 
 
-def random_parents(seed: int, batch: int, slots: int, horizon: int = HORIZON) -> tuple[torch.Tensor, torch.Tensor]:
+def random_parents(seed: int, batch: int, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
     """-> parents, depths [B, N] int64 on the CPU; the root has parent -1, and a node prefers parents near the root."""
     draw = random.Random(seed)
     parents = [[-1] * slots for _ in range(batch)]
     depths = [[0] * slots for _ in range(batch)]
     for b in range(batch):
         for i in range(1, slots):
-            chain = i if i <= min(horizon, slots - 1) else 0  # the first nodes make a chain of full depth
-            parent = chain - 1 if chain else draw.choice([j for j in range(i) if depths[b][j] < horizon])
+            chain = i if i <= min(HORIZON, slots - 1) else 0  # the first nodes make a chain of full depth
+            parent = chain - 1 if chain else draw.choice([j for j in range(i) if depths[b][j] < HORIZON])
             parents[b][i], depths[b][i] = parent, depths[b][parent] + 1
     return torch.tensor(parents), torch.tensor(depths)
 

@@ -22,11 +22,9 @@ def why_not_triton(shape: Shape, device: str) -> str | None:
     return None if device == "cuda" else "needs a CUDA device"
 
 
-def triton_kernel(
-    prepare: Callable[[Inputs], Call], name: str = "triton", has_host_sync: bool = False
-) -> Implementation:
+def triton_kernel(prepare: Callable[[Inputs], Call], name: str = "triton") -> Implementation:
     """A row of ours."""
-    return Implementation(name, "ours", prepare, has_host_sync=has_host_sync, why_not=why_not_triton)
+    return Implementation(name, "ours", prepare, why_not=why_not_triton)
 
 
 def launch(stem: str, name: str = "", *chosen: str) -> Callable[[Inputs], Call]:

@@ -18,6 +18,7 @@ from ddbench.report.html import is_inside, render_html
 from ddbench.report.markdown import FIGURES, render_markdown
 from ddbench.report.provenance import RUN_FILES
 from ddbench.report.sections import make_report
+from ddbench.text_files import write_out
 
 
 def build_report(run_folders: Sequence[Path], formats: Sequence[str], out: Path | None = None) -> list[Path]:
@@ -94,7 +95,7 @@ def _print_summary(report: Report, place: Path) -> list[Path]:
 
 def _write_html(report: Report, place: Path) -> list[Path]:
     return [
-        write_text(place / "report.html", render_html(report)),
+        write_out(place / "report.html", render_html(report)),
         *_write_data([file for file in _downloads(report) if not is_inside(file)], place),
     ]
 
@@ -102,8 +103,8 @@ def _write_html(report: Report, place: Path) -> list[Path]:
 def _write_markdown(report: Report, place: Path) -> list[Path]:
     text, images = render_markdown(report)
     return [
-        write_text(place / "report.md", text),
-        *(write_text(place / FIGURES / name, svg) for name, svg in sorted(images.items())),
+        write_out(place / "report.md", text),
+        *(write_out(place / FIGURES / name, svg) for name, svg in sorted(images.items())),
         *_write_data(_downloads(report), place),
     ]
 
@@ -113,24 +114,12 @@ def _downloads(report: Report) -> list[Download]:
 
 
 def _write_data(files: Sequence[Download], place: Path) -> list[Path]:
-    return [write_text(place / DATA / file.name, file.text) for file in files]
+    return [write_out(place / DATA / file.name, file.text) for file in files]
 
 
 def _print(report: Report, place: Path) -> list[Path]:
     print_report(report, is_compact=False)
     return []
-
-
-def write_text(path: Path, text: str) -> Path:
-    """Write so that a reader sees the old file or the whole new one."""
-    partial = path.with_name(f".partial-{path.name}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8", newline="")
-        os.replace(partial, path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}): choose another folder with --out") from error
-    return path
 
 
 FORMATS: dict[str, Callable[[Report, Path], list[Path]]] = {

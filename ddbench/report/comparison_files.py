@@ -25,13 +25,13 @@ from ddbench.analysis.frames import load_run
 from ddbench.analysis.gate.baseline import Baseline, read_baseline
 from ddbench.errors import UserError, did_you_mean, shown
 from ddbench.records import NotMeasured
-from ddbench.report.build import write_text
 from ddbench.report.comparison import comparison_report
 from ddbench.report.console import print_report
 from ddbench.report.document import Report
 from ddbench.report.html import render_html
 from ddbench.report.markdown import FIGURES, render_markdown
 from ddbench.spec import EngineSpec, parse_axis
+from ddbench.text_files import write_out
 
 FORMATS: tuple[str, ...] = ("html", "md", "console", "json")
 FILES: tuple[str, ...] = ("html", "md")  # formats that need a place
@@ -111,7 +111,7 @@ def publish(found: Comparisons, formats: Sequence[str], out: Path | None) -> tup
         if name == "console":
             print_report(report)
         elif out is not None:
-            files += [write_text(out / path, text) for path, text in _contents(name, found, report).items()]
+            files += [write_out(out / path, text) for path, text in _contents(name, found, report).items()]
     return files, comparison_json(found) if "json" in formats and out is None else ""
 
 

@@ -6,7 +6,6 @@ Everything is written before anybody fails: the report of a run that failed is t
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from ddbench.report.github import annotation_lines, comment_text, summary_text
 from ddbench.report.html import render_html
 from ddbench.report.junit import junit_text
 from ddbench.report.markdown import render_markdown
+from ddbench.text_files import write_atomically
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,8 @@ def publish(result: GateResult, places: Places) -> Published:
     files, faults = [], []
     for path, text in texts.items():
         try:
-            _write(path, text)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, text, errors="replace")
             files.append(path)
         except OSError as error:
             faults.append(f"{path}: {error.strerror}")
@@ -80,14 +81,6 @@ def gate_json(result: GateResult) -> str:
     """The result for programs."""
     data = {**result.model_dump(mode="json"), "exit_code": result.exit_code, "headline": result.headline}
     return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-
-
-def _write(path: Path, text: str) -> None:
-    """A reader sees the old file or the whole new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".partial-{path.name}")
-    partial.write_bytes(text.encode("utf-8", "replace"))
-    os.replace(partial, path)
 
 
 def _append(path: Path, markdown: str) -> None:

@@ -35,6 +35,7 @@ TONES: dict[Verdict, Tone] = {
     "undecided": "warn",
     "not_gated": "quiet",
 }
+MOST_LINES = 40  # about rows, in a log
 MANY_TIMES = 60  # rows from which on a table is folded: those that need a look have one of their own
 EXITS: dict[int, str] = {
     0: "everything that is gated is as in the baseline, or better",
@@ -112,11 +113,11 @@ def attention(result: GateResult) -> list[Row]:
     return sorted((row for row in result.rows if row.verdict in order), key=lambda row: order.index(row.verdict))
 
 
-def attention_lines(result: GateResult, most: int = 40) -> list[str]:
+def attention_lines(result: GateResult) -> list[str]:
     """One line a row, for a terminal or a log."""
     rows = attention(result)
-    lines = [f"{row.shape}: {row_line(row)}" if row.shape else row_line(row) for row in rows[:most]]
-    return lines + [f"... and {len(rows) - most} more, in gate.md"] * (len(rows) > most)
+    lines = [f"{row.shape}: {row_line(row)}" if row.shape else row_line(row) for row in rows[:MOST_LINES]]
+    return lines + [f"... and {len(rows) - MOST_LINES} more, in gate.md"] * (len(rows) > MOST_LINES)
 
 
 def signed_interval(timing: Timing) -> str:

@@ -30,18 +30,18 @@ def labelled(evidence: Evidence) -> Iterator[tuple[Cell, Profile]]:
         yield cells.text_cell(evidence.case_labels[run, case_id], tip=case_id), profile
 
 
-def stage_cell(stage: str, tip: str = "") -> Cell:
-    return cells.text_cell(words(stage), tip)
+def stage_cell(stage: str) -> Cell:
+    return cells.text_cell(words(stage))
 
 
 def words(stage: str) -> str:
     return NO_SUCH if stage == NO_STAGE else stage.replace("_", " ")
 
 
-def us_cell(nanoseconds: float | NotMeasured, detail: str = "", tip: str = "") -> Cell:
+def us_cell(nanoseconds: float | NotMeasured, tip: str = "") -> Cell:
     if isinstance(nanoseconds, NotMeasured):
         return cells.missing_cell(nanoseconds.not_measured)
-    return Cell(units.microseconds(nanoseconds / 1e3), detail, tip, nanoseconds)
+    return Cell(units.microseconds(nanoseconds / 1e3), tip=tip, sort=nanoseconds)
 
 
 def bytes_cell(count: float | NotMeasured, detail: str = "", tip: str = "") -> Cell:
@@ -56,17 +56,17 @@ def per_round_cell(count: float) -> Cell:
     return Cell(text, sort=count)
 
 
-def share_cell(share: float | NotMeasured, detail: str = "", tip: str = "") -> Cell:
+def share_cell(share: float | NotMeasured, detail: str = "") -> Cell:
     """A share as percent, the unit left to the column."""
     if isinstance(share, NotMeasured):
         return cells.missing_cell(share.not_measured)
-    return Cell(units.significant(100 * share), detail, tip, share)
+    return Cell(units.significant(100 * share), detail, sort=share)
 
 
-def ratio_cell(ratio: float | NotMeasured, tip: str = "", *, is_bad: bool = False) -> Cell:
+def ratio_cell(ratio: float | NotMeasured, *, is_bad: bool = False) -> Cell:
     if isinstance(ratio, NotMeasured):
         return cells.missing_cell(ratio.not_measured)
-    return Cell(times(ratio), tip=tip, sort=ratio, tone="warn" if is_bad else "plain")
+    return Cell(times(ratio), sort=ratio, tone="warn" if is_bad else "plain")
 
 
 def times(ratio: float) -> str:

@@ -11,10 +11,10 @@ from ddbench import units
 from ddbench.analysis.frames import load_run
 from ddbench.errors import UserError, did_you_mean, shown
 from ddbench.harness.store import check_run_folder
-from ddbench.report.build import write_text
 from ddbench.report.console import print_report
 from ddbench.report.document import Cell, Column, Report, Section, Table
 from ddbench.spec import Tool
+from ddbench.text_files import write_out
 from ddbench.timeline.choose import Candidate, candidates_of, chosen, tool_of
 from ddbench.timeline.chrome import trace_json
 from ddbench.timeline.show import own_files, report_of
@@ -66,7 +66,7 @@ def show_timeline(
     written = []
     for name in dict.fromkeys(formats):
         if name in FILES:
-            written.append(write_text(place / f"{stem}.{name}", FILES[name](summaries)))
+            written.append(write_out(place / f"{stem}.{name}", FILES[name](summaries)))
             _print_line(console, f"{_KINDS[name]}: {written[-1]}")
     return written
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from ddbench.ops import OPS, Op, TritonLauncher, check_op, find_op, why_not
+from ddbench.ops import OPS, Op, TritonLauncher, check_op, why_not
 from ddbench.reference.tree_attention import random_visible
 from ddbench.testing import copied
 
@@ -140,7 +140,9 @@ def main(names: list[str]) -> int:
     """Run the named ops, all without names; -> exit status."""
     torch.manual_seed(0)
     is_wrong = False
-    for op in [find_op(name) for name in names] or OPS.values():
+    if unknown := set(names) - set(OPS):
+        sys.exit(f"no such op: {', '.join(sorted(unknown))}; known: {', '.join(OPS)}")
+    for op in [OPS[name] for name in names] or OPS.values():
         for implementation, launcher in op.implementations.items():
             if not isinstance(launcher, TritonLauncher):
                 continue

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ddbench.analysis.synthetic import synthetic_environment
 from ddbench.errors import UserError
 from ddbench.harness.interrupt import ENDINGS
 from ddbench.harness.plan import Capabilities
@@ -71,23 +72,7 @@ def can() -> Capabilities:
 
 @pytest.fixture
 def environment() -> Environment:
-    return Environment(
-        platform="Linux",
-        machine="x86_64",
-        cpu_model="made up",
-        num_cpus=2,
-        memory_bytes=1,
-        device="cpu",
-        device_memory_bytes=UNKNOWN,
-        driver=UNKNOWN,
-        power_cap_w=UNKNOWN,
-        libraries={"torch": "2"},
-        num_threads=1,
-        code_digest="c0de",
-        commit=UNKNOWN,
-        is_dirty=UNKNOWN,
-        parts_origin="checkout",
-    )
+    return synthetic_environment()
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from ddbench.captured import Capture, CaptureFault
 from ddbench.errors import UserError
+from ddbench.experiment_file import find_experiment
 from ddbench.harness import sweep
 from ddbench.harness.interrupt import SweepInterrupted
 from ddbench.harness.plan import Plan, engine_capabilities, make_plan, with_overrides
@@ -24,7 +25,7 @@ from ddbench.harness.progress import SweepDisplay
 from ddbench.harness.request import planned
 from ddbench.harness.show import capture_notes
 from ddbench.harness.store import CaseTables, RunFolder, create_run, open_run, write_case
-from ddbench.harness.sweep import Leg, Tally, execute, find_experiment
+from ddbench.harness.sweep import Leg, Tally, execute
 from ddbench.records import CaseResult, OkResult
 from ddbench.spec import ARMS, CaptureSpec, Case, EngineSpec
 

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddbench.errors import UserError
-from ddbench.experiment_file import experiment_from_mapping
+from ddbench.experiment_file import experiment_files, experiment_from_mapping, find_experiment
 from ddbench.harness.plan import Capabilities, engine_capabilities, make_plan, reference_key, with_overrides
-from ddbench.harness.sweep import experiment_files, find_experiment
 from ddbench.spec import ARMS, Axis, Case, ExperimentSpec, make_axis
 
 

@@ -15,11 +15,12 @@ from ddbench.analysis.gate.baseline import read_baseline
 from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases
 from ddbench.cli import main
 from ddbench.errors import DdbenchError, UserError
+from ddbench.experiment_file import find_experiment
 from ddbench.harness import qualify
 from ddbench.harness.interrupt import SweepInterrupted
 from ddbench.harness.plan import Capabilities, Plan, make_plan
 from ddbench.harness.store import RunFolder
-from ddbench.harness.sweep import Tally, find_experiment
+from ddbench.harness.sweep import Tally
 from ddbench.records import Environment
 from ddbench.spec import ExperimentSpec
 

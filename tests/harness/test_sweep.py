@@ -15,12 +15,13 @@ import pytest
 from rich.console import Console
 
 from ddbench.errors import DdbenchError, UserError
+from ddbench.experiment_file import find_experiment
 from ddbench.harness import sweep
 from ddbench.harness.environment import PACKAGE
 from ddbench.harness.interrupt import ENDINGS, SweepInterrupted
 from ddbench.harness.plan import Capabilities, Plan, make_plan
 from ddbench.harness.store import CaseTables, RunFolder, open_run, write_case
-from ddbench.harness.sweep import Tally, execute, find_experiment, new_run, resumed_run
+from ddbench.harness.sweep import Tally, execute, new_run, resumed_run
 from ddbench.records import CaseResult, Environment, OkResult
 from ddbench.spec import Case, ExperimentSpec
 

@@ -16,7 +16,7 @@ import dataclasses, json, sys, traceback
 import torch
 from ddbench.kernels import materialize_kv as torch_kernel
 from ddbench.kernels.materialize_kv_triton import PIECE, gemm_plan, materialize_kv_triton, materialize_workspace
-from ddbench.ops import check_op, find_op
+from ddbench.ops import OPS, check_op
 from ddbench.reference import materialize_kv as spec
 from ddbench.testing import poison, relative_error, to_float64
 
@@ -61,7 +61,7 @@ def shaped(batch, rows, width=24, hidden=16, layers=2, heads=2, dim=8, rotary=8,
 
 
 def meets_specification():
-    op = dataclasses.replace(find_op("materialize_kv"), implementations={"triton": materialize_kv_triton})
+    op = dataclasses.replace(OPS["materialize_kv"], implementations={"triton": materialize_kv_triton})
     for size in spec.SIZES:
         for seed in (0, 1):
             check = check_op(op, "triton", size, seed)

@@ -21,7 +21,7 @@ from ddbench.kernels.tree_attention_plan import TILES_HOPPER, cut
 from ddbench.kernels.tree_attention_triton import (
     Tile, pack_visible_triton, tree_attention_plan, tree_attention_triton, workspace_elements,
 )
-from ddbench.ops import check_op, find_op
+from ddbench.ops import OPS, check_op
 from ddbench.reference import tree_attention as spec
 from ddbench.testing import poison, relative_error, to_float64
 
@@ -57,7 +57,7 @@ def agree(inputs, expected=None, **how):
 def meets_specification():
     for how in ({}, {"programs": 1}, {"programs": 3, "tile": TILES[0]}):
         implementations = {"triton": partial(tree_attention_triton, **how)}
-        op = dataclasses.replace(find_op("tree_attention"), implementations=implementations)
+        op = dataclasses.replace(OPS["tree_attention"], implementations=implementations)
         for size in spec.SIZES:
             for seed in (0, 1):
                 check = check_op(op, "triton", size, seed)

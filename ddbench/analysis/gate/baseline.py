@@ -8,7 +8,6 @@ before anything is compared. Nothing in it names a user, a host or a folder, and
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Literal
@@ -23,6 +22,7 @@ from ddbench.analysis.settings import Setting, study_of
 from ddbench.errors import DdbenchError, SchemaError, UserError
 from ddbench.records import Environment, NotMeasured, OkResult
 from ddbench.spec import Case, Record, RecordT, from_json
+from ddbench.text_files import read_text, write_out
 
 SCHEMA_VERSION = 1
 KeptKind = Literal["runs", "ops"]  # what a file of a baseline says of itself; one of runs says nothing
@@ -208,16 +208,20 @@ def _cure(run: RunFrames, outcome: str) -> str:
 
 def _check_alike(first: RunFrames, other: RunFrames, shapes: Mapping[str, Any], others: Mapping[str, Any]) -> None:
     one, two = first.manifests[0], other.manifests[0]
-    if one.environment.code_digest != two.environment.code_digest:
-        raise UserError(
-            f"{one.run_id} and {two.run_id} are of different code ({one.environment.code_digest[:12]}, "
-            f"{two.environment.code_digest[:12]}): a baseline is of one code"
-        )
+    check_one_code(one.run_id, one.environment, two.run_id, two.environment)
     changed = differences(place_of(one.environment), place_of(two.environment))
     if changed:
         raise UserError(f"{one.run_id} and {two.run_id} ran at different places: {', '.join(changed)}")
     if set(shapes) != set(others):
         raise UserError(f"{one.run_id} and {two.run_id} did not measure the same cases: give runs of one plan")
+
+
+def check_one_code(one: str, here: Environment, two: str, there: Environment) -> None:
+    digests = here.code_digest, there.code_digest
+    if digests[0] != digests[1]:
+        raise UserError(
+            f"{one} and {two} are of different code ({digests[0][:12]}, {digests[1][:12]}): a baseline is of one code"
+        )
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
@@ -238,18 +242,7 @@ def baseline_text(baseline: Baseline) -> str:
 
 
 def write_baseline(path: Path, baseline: Baseline) -> None:
-    write_whole(path, baseline_text(baseline))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write so that a reader sees the old file or the whole new one."""
-    partial = path.with_name(f".partial-{path.name}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}): choose another file with --out") from error
+    write_out(path, baseline_text(baseline), "file")
 
 
 def read_baseline(path: Path) -> Baseline:
@@ -272,13 +265,7 @@ def _kind(head: Mapping[str, Any]) -> KeptKind:
 
 def read_kept(model: type[RecordT], path: Path, kind: KeptKind, schema_version: int, cure: str) -> RecordT:
     """A baseline of any kind; a fault of its file is a SchemaError that ends in the cure."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise SchemaError(f"{path}: there is no such baseline; {cure}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise SchemaError(f"{path}: cannot be read ({reason}); {cure}") from error
+    text = read_text(path, f"; {cure}", absent=f"{path}: there is no such baseline")
     head = _head(text)
     if head and _kind(head) != kind:
         raise SchemaError(f"{path}: a baseline of {KEPT[_kind(head)]}, to be held against {KEPT[kind]}; {cure}")

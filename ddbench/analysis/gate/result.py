@@ -33,6 +33,9 @@ from ddbench.errors import SchemaError, UserError
 from ddbench.records import BUSY_HOST, NotMeasured
 
 ReadT = TypeVar("ReadT")
+RunT = TypeVar("RunT")
+BaselineT = TypeVar("BaselineT")
+RowsAndNotes = tuple[list[Row], list[str]]
 
 
 def gate_folders(run: Path, baseline: Path, request: Request, confirm: Path | None = None) -> GateResult:
@@ -61,21 +64,7 @@ def gate(
 ) -> GateResult:
     """The rows of everything that the baseline holds, and what else has to be said."""
     policies = policies_of(request.thresholds)
-    rows: list[Row] = []
-    if isinstance(run, NotMeasured):
-        rows.append(about_all("run", "missing", run.not_measured))
-    elif not run.cases["status"].eq("ok").any():
-        rows.append(about_all("run", "missing", _why_nothing(run)))
-    if isinstance(confirm, NotMeasured):
-        rows.append(about_all("run", "missing", f"the run that is to confirm: {confirm.not_measured}"))
-    if isinstance(baseline, NotMeasured):
-        rows.append(about_all("baseline", "incomparable", baseline.not_measured))
-    notes: list[str] = []
-    if not rows:
-        assert isinstance(run, RunFrames)
-        assert isinstance(baseline, Baseline)
-        assert not isinstance(confirm, NotMeasured)
-        rows, notes = _compared(run, baseline, request, confirm)
+    rows, notes = compared(run, baseline, confirm, _why_nothing, lambda a, b, second: _compared(a, b, request, second))
     manifest = None if isinstance(run, NotMeasured) else run.manifests[0]
     known = None if isinstance(baseline, NotMeasured) else baseline
     place = {} if manifest is None else place_of(manifest.environment)
@@ -92,12 +81,35 @@ def gate(
     )
 
 
+def compared(
+    run: RunT | NotMeasured,
+    baseline: BaselineT | NotMeasured,
+    confirm: RunT | NotMeasured | None,
+    why_nothing: Callable[[RunT], str],
+    compare: Callable[[RunT, BaselineT, RunT | None], RowsAndNotes],
+) -> RowsAndNotes:
+    """What `compare` finds, or rows of why the three cannot be compared; `why_nothing`: a run without any value."""
+    rows: list[Row] = []
+    nothing = run.not_measured if isinstance(run, NotMeasured) else why_nothing(run)
+    if nothing:
+        rows.append(about_all("run", "missing", nothing))
+    if isinstance(confirm, NotMeasured):
+        rows.append(about_all("run", "missing", f"the run that is to confirm: {confirm.not_measured}"))
+    if isinstance(baseline, NotMeasured):
+        rows.append(about_all("baseline", "incomparable", baseline.not_measured))
+    if rows or isinstance(run, NotMeasured) or isinstance(baseline, NotMeasured) or isinstance(confirm, NotMeasured):
+        return rows, []
+    return compare(run, baseline, confirm)
+
+
 def about_all(kind: Literal["run", "baseline"], verdict: Literal["missing", "incomparable"], reason: str) -> Row:
     """What is not about one shape."""
     return Row(kind=kind, shape="", name=kind, verdict=verdict, reason=reason)
 
 
 def _why_nothing(run: RunFrames) -> str:
+    if run.cases["status"].eq("ok").any():
+        return ""
     if len(run.failures):
         first = run.failures.iloc[0]
         return f"nothing was measured: '{first['label']}' {first['outcome']}: {first['reason']}"
@@ -115,9 +127,7 @@ def both_places(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[Diff
 # ---------------------------------------------------------------------------------------------------------- comparing
 
 
-def _compared(
-    run: RunFrames, baseline: Baseline, request: Request, confirm: RunFrames | None
-) -> tuple[list[Row], list[str]]:
+def _compared(run: RunFrames, baseline: Baseline, request: Request, confirm: RunFrames | None) -> RowsAndNotes:
     manifest = run.manifests[0]
     partner = manifest.interleaved_with if manifest.interleaved_with in baseline.runs else None
     if request.only != "counters" and partner is None:

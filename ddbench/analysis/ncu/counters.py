@@ -11,41 +11,35 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A counter: its names from the newest generation to the oldest, the unit that it is given in, what it says."""
+    """A counter: its names from the newest generation to the oldest, and the unit that it is given in."""
 
     names: tuple[str, ...]
     unit: str  # ns, bytes, %, waves
-    meaning: str
 
 
 COUNTERS: dict[str, Counter] = {
-    "time": Counter(("gpu__time_duration.sum",), "ns", "time of the kernel, alone on the device"),
-    "dram_read": Counter(("dram__bytes_read.sum", "dram__bytes_op_read.sum"), "bytes", "read from DRAM"),
-    "dram_write": Counter(("dram__bytes_write.sum", "dram__bytes_op_write.sum"), "bytes", "written to DRAM"),
-    "dram_share": Counter(
+    "time": Counter(("gpu__time_duration.sum",), "ns"),  # of the kernel, alone on the device
+    "dram_read": Counter(("dram__bytes_read.sum", "dram__bytes_op_read.sum"), "bytes"),
+    "dram_write": Counter(("dram__bytes_write.sum", "dram__bytes_op_write.sum"), "bytes"),
+    "dram_share": Counter(  # of the DRAM's peak, over the kernel's time
         (
             "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
             "dram__throughput.avg.pct_of_peak_sustained_elapsed",
         ),
         "%",
-        "of the DRAM's peak, over the kernel's time",
     ),
-    "l2_hits": Counter(("lts__t_sector_hit_rate.pct",), "%", "of the sectors asked of L2 were in it"),
-    "occupancy": Counter(
-        ("sm__warps_active.avg.pct_of_peak_sustained_active",), "%", "of the warp slots of SMs at work held a warp"
-    ),
-    "occupancy_limit": Counter(
-        ("sm__maximum_warps_per_active_cycle_pct",), "%", "of the warp slots can be held by blocks of this shape"
-    ),
-    "tensor": Counter(
+    "l2_hits": Counter(("lts__t_sector_hit_rate.pct",), "%"),  # of the sectors asked of L2 were in it
+    # of the warp slots of SMs at work held a warp, and can be held by blocks of this shape
+    "occupancy": Counter(("sm__warps_active.avg.pct_of_peak_sustained_active",), "%"),
+    "occupancy_limit": Counter(("sm__maximum_warps_per_active_cycle_pct",), "%"),
+    "tensor": Counter(  # of the cycles of SMs at work their tensor pipes were busy
         (
             "sm__pipe_tensor_cycles_active_v2.avg.pct_of_peak_sustained_active",
             "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
         ),
         "%",
-        "of the cycles of SMs at work their tensor pipes were busy",
     ),
-    "waves": Counter(("launch__waves_per_multiprocessor",), "waves", "of blocks that the SMs take one after the other"),
+    "waves": Counter(("launch__waves_per_multiprocessor",), "waves"),  # of blocks, one after the other on the SMs
 }
 # DRAM's peak is the product of the two: bytes per cycle, cycles per second.
 DRAM_PEAK = ("dram__bytes.sum.peak_sustained", "dram__cycles_elapsed.avg.per_second")

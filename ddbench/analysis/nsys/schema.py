@@ -35,8 +35,8 @@ class Table:
     marked_by: str = ""  # tells apart tables whose meaning changed under one name
 
 
-def _optional(name: str, source: str, empty: int = 0, kind: Kind = "int") -> Column:
-    return Column(name, (source,), kind, needed=False, empty=empty)
+def _optional(name: str, source: str, empty: int = 0) -> Column:
+    return Column(name, (source,), needed=False, empty=empty)
 
 
 _START, _END = Column("start_ns", ("start",)), Column("end_ns", ("end",))

@@ -16,13 +16,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ddbench.analysis.gate.baseline import KEPT, differences, place_of, read_kept, write_whole
+from ddbench.analysis.gate.baseline import KEPT, check_one_code, differences, place_of, read_kept
 from ddbench.analysis.gate.noise import FEWEST_REPEATS, shared_floors
 from ddbench.errors import DdbenchError, SchemaError, UserError
 from ddbench.opbench.derived import Derived, derive
 from ddbench.opbench.records import Cache, Clock, IncorrectRow, Kind, NotMeasuredRow, OkRow, OpsFile, foremost
 from ddbench.records import NotMeasured
 from ddbench.spec import Record, from_json
+from ddbench.text_files import read_text, write_out
 
 SCHEMA_VERSION = 1
 ALARM = 0.01  # share of runs of the same code in which chance may raise an alarm, over all times together
@@ -97,13 +98,7 @@ def read_ops(folder: Path) -> OpsFile:
     """The record in a folder of `ddbench bench-ops`."""
     path = folder / FILE
     cure = "measure it with: ddbench bench-ops --ours --out FOLDER"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise SchemaError(f"{folder}: holds no {FILE}; {cure}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise SchemaError(f"{path}: cannot be read ({reason}); {cure}") from error
+    text = read_text(path, f"; {cure}", absent=f"{folder}: holds no {FILE}")
     try:
         return from_json(OpsFile, text, str(path))
     except SchemaError as error:
@@ -247,11 +242,7 @@ def _check_sound(file: OpsFile) -> None:
 
 def _check_alike(first: OpsFile, other: OpsFile, rows: Mapping[Key, OkRow], others: Mapping[Key, OkRow]) -> None:
     one, two = name_of(first), name_of(other)
-    digests = (first.environment.code_digest, other.environment.code_digest)
-    if digests[0] != digests[1]:
-        raise UserError(
-            f"{one} and {two} are of different code ({digests[0][:12]}, {digests[1][:12]}): a baseline is of one code"
-        )
+    check_one_code(one, first.environment, two, other.environment)
     changed = differences(place_of_ops(first), place_of_ops(other))
     if changed:
         raise UserError(f"{one} and {two} were measured at different places: {', '.join(changed)}")
@@ -291,7 +282,7 @@ def ops_baseline_text(baseline: OpsBaseline) -> str:
 
 
 def write_ops_baseline(path: Path, baseline: OpsBaseline) -> None:
-    write_whole(path, ops_baseline_text(baseline))
+    write_out(path, ops_baseline_text(baseline), "file")
 
 
 def read_ops_baseline(path: Path) -> OpsBaseline:

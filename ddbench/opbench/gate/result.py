@@ -13,7 +13,14 @@ from ddbench.analysis.counters import Counter
 from ddbench.analysis.gate.baseline import differences
 from ddbench.analysis.gate.counters import judged_row, why_not_comparable
 from ddbench.analysis.gate.policies import Policy, Request
-from ddbench.analysis.gate.result import about_all, both_places, check_confirmation, read_or_reason
+from ddbench.analysis.gate.result import (
+    RowsAndNotes,
+    about_all,
+    both_places,
+    check_confirmation,
+    compared,
+    read_or_reason,
+)
 from ddbench.analysis.gate.rows import GateResult, Row, Ungated
 from ddbench.errors import UserError, did_you_mean, shown
 from ddbench.opbench.gate.baseline import (
@@ -65,21 +72,9 @@ def gate_ops(
 ) -> GateResult:
     """The rows of everything that the baseline holds, and what else has to be said."""
     policy = policy_of(request.thresholds)
-    rows: list[Row] = []
-    if isinstance(run, NotMeasured):
-        rows.append(about_all("run", "missing", run.not_measured))
-    elif not any(isinstance(row, OkRow | IncorrectRow) for row in run.rows):
-        rows.append(about_all("run", "missing", "nothing was measured: the run has no op with a time"))
-    if isinstance(confirm, NotMeasured):
-        rows.append(about_all("run", "missing", f"the run that is to confirm: {confirm.not_measured}"))
-    if isinstance(baseline, NotMeasured):
-        rows.append(about_all("baseline", "incomparable", baseline.not_measured))
-    notes: list[str] = []
-    if not rows:
-        assert isinstance(run, OpsFile)
-        assert isinstance(baseline, OpsBaseline)
-        assert not isinstance(confirm, NotMeasured)
-        rows, notes = _compared(run, baseline, request, policy, confirm)
+    rows, notes = compared(
+        run, baseline, confirm, _why_empty, lambda a, b, second: _compared(a, b, request, policy, second)
+    )
     file = None if isinstance(run, NotMeasured) else run
     known = None if isinstance(baseline, NotMeasured) else baseline
     return GateResult(
@@ -96,6 +91,11 @@ def gate_ops(
     )
 
 
+def _why_empty(run: OpsFile) -> str:
+    has_any = any(isinstance(row, OkRow | IncorrectRow) for row in run.rows)
+    return "" if has_any else "nothing was measured: the run has no op with a time"
+
+
 def policy_of(thresholds: Mapping[str, float]) -> Policy:
     """A threshold of the command line replaces the one for times of ops."""
     for name in thresholds:
@@ -109,7 +109,7 @@ def policy_of(thresholds: Mapping[str, float]) -> Policy:
 
 def _compared(
     run: OpsFile, baseline: OpsBaseline, request: Request, policy: Policy, confirm: OpsFile | None
-) -> tuple[list[Row], list[str]]:
+) -> RowsAndNotes:
     place = place_of_ops(run)
     why = _why_nothing(baseline, place)
     if why:

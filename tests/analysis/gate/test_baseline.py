@@ -27,8 +27,8 @@ from ddbench.analysis.gate.baseline import (
 from ddbench.analysis.gate.noise import Floor, noise_floor
 from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases, synthetic_environment
 from ddbench.errors import DdbenchError, SchemaError, UserError
+from ddbench.experiment_file import find_experiment
 from ddbench.harness.plan import engine_capabilities, make_plan
-from ddbench.harness.sweep import find_experiment
 from ddbench.records import NotMeasured
 from ddbench.spec import Case, EngineSpec
 

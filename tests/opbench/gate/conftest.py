@@ -61,9 +61,10 @@ class Maker:
 
     @cached_property
     def restless(self) -> set[str]:
-        """Labels of times whose interval within one process of the report is wider than +-1 %."""
+        """Labels of times above 10 us whose interval within one process of the report is wider than +-0.5 %."""
         pairs = zip(self.rows, self._spreads, strict=True)
-        return {" ".join((r.op, r.shape, r.implementation, r.cache)) for r, spread in pairs if 1.96 * spread > 0.01}
+        wide = [row for row, spread in pairs if row.time_ns > 1e4 and 1.96 * spread > 0.005]
+        return {" ".join((row.op, row.shape, row.implementation, row.cache)) for row in wide}
 
     @cached_property
     def _spreads(self) -> np.ndarray:
