@@ -21,7 +21,9 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Device = Literal["cpu", "cuda"]
 Owner = Literal["engine", "workload", "capture"]  # of a field: the spec that has it
 
-ORACLE_PROFILES = ("nano-k2", "nano-k2-code", "nano-k2-docs", "nano-k2-prose", "nano-k2-blocks")
+ORACLE_PROFILES = (
+    "nano-k2", "nano-k2-code", "nano-k2-docs", "nano-k2-prose", "nano-k2-blocks", "smollm2-humaneval",
+)  # fmt: skip
 PROFILE_SUFFIX = ".safetensors"  # of a recorded one
 
 UNUSED = "none"  # the value of a part that takes no part in an arm (no drafter: nothing to materialize)
@@ -90,9 +92,9 @@ class EngineSpec(Record):
     )
     oracle_profile: str = Field(
         default="nano-k2",
-        description="oracle draft without oracle_quality: the recorded acceptance that it replays. nano-k2-blocks or a "
-        "file of `ddbench train profile`: rank by rank, as the pair drafted; nano-k2, and of one kind of prompts "
-        "nano-k2-code, -docs and -prose: how often first choices were right",
+        description="oracle draft without oracle_quality: the recorded acceptance that it replays. nano-k2-blocks, "
+        "smollm2-humaneval or a file of `ddbench train profile`: rank by rank, as the pair drafted; nano-k2, and of "
+        "one kind of prompts nano-k2-code, -docs and -prose: how often first choices were right",
     )
     experts: Literal["packed", "dequantized"] = Field(
         default="dequantized", description="INT4 experts: unpacked at every use (packed) or once at load (dequantized)"

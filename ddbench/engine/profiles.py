@@ -38,7 +38,10 @@ COUNTS = {
     "nano-k2-docs": (695, 521, 368, 253, 141, 61, 23, 7),
     "nano-k2-prose": (593, 477, 366, 246, 174, 113, 75, 52),
 }
-SHIPPED = {"nano-k2-blocks": PRETRAINED / "nano-k2" / "acceptance.safetensors"}
+SHIPPED = {
+    "nano-k2-blocks": PRETRAINED / "nano-k2" / "acceptance.safetensors",
+    "smollm2-humaneval": PRETRAINED / "smollm2-135m-dflash" / "acceptance.safetensors",
+}
 
 NUM_RANKS = 32  # K: a true token beyond them was missed; 64 instead lengthen no tree of 64 nodes by more than 0.3 %
 NUM_LEVELS = 32  # C: 8, 16 and 64 give lengths within 0.5 % of these
