@@ -115,8 +115,8 @@ def test_words_that_no_command_knows(line: str, expected: str) -> None:
         ("smoke --set oracle_quality=0.5+5", "axis 'oracle_quality': expected at most 1, got '5'"),
         (
             "smoke --set oracle_profile=kimi",
-            "unknown profile 'kimi': known: nano-k2, nano-k2-blocks, nano-k2-code, nano-k2-docs, nano-k2-prose; or the "
-            "path of a .safetensors file",
+            "unknown profile 'kimi': known: nano-k2, nano-k2-blocks, nano-k2-code, nano-k2-docs, nano-k2-prose, "
+            "smollm2-humaneval; or the path of a .safetensors file",
         ),
         ("smoke --set oracle_profile=nano-k2-block", "unknown profile 'nano-k2-block': did you mean 'nano-k2-blocks'?"),
         ("smoke --set seed=-1", "axis 'seed': expected at least 0, got '-1'"),
