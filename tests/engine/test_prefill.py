@@ -108,7 +108,7 @@ def test_each_length_is_recorded_once_the_longest_first(gqa_models, make_request
     counts = engine.parts.prefill.counters()
     assert counts == {"prefill_captures": 3, "prefill_replays": 9, "eager_prefills": 0}
     widths = []
-    engine.parts.prefill._forward = lambda others, ids, lengths, caches: widths.append(ids.shape[1]) or (None, None)
+    engine.parts.prefill._into_spare_row = lambda others, storage, ids, lengths: widths.append(ids.shape[1])
     for one in recorded:
         one.code(one.storage, AT_ONCE)
     assert widths == [24, 16, 8]
