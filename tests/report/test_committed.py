@@ -49,4 +49,5 @@ def test_last_bits_of_a_number_are_in_no_report() -> None:
     assert [units.repeatable(value) for value in (3, 2.0, 57_000_000_001.0, "c=1")] == ["3", "2", "57000000001", "c=1"]
     for run in RUNS:
         for path in (run / "report").rglob("*.html"):
-            assert not re.search(r'data-sort="-?\d*\.\d{14,}"', path.read_text(encoding="utf-8"))
+            keys = re.findall(r'data-sort="(-?\d*\.\d+)"', path.read_text(encoding="utf-8"))
+            assert max(len(key.replace(".", "").lstrip("-0")) for key in keys) <= 12
