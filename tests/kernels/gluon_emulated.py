@@ -186,7 +186,7 @@ def nothing(*_, **__):
 PROGRAM = [0]
 LANGUAGE = types.SimpleNamespace(
     **DTYPES, constexpr=object, load=load, store=store, allocate_shared_memory=shared_memory, static_range=range,
-    warp_specialize=specialize, thread_barrier=nothing, program_id=lambda axis: value(np.int32(PROGRAM[axis])),
+    warp_specialize=specialize, program_id=lambda axis: value(np.int32(PROGRAM[axis])),
     arange=lambda low, high, layout: value(np.arange(low, high, dtype=np.int32)),
     where=lambda condition, a, b: value(np.where(condition, a, b)),
     minimum=lambda a, b: value(np.minimum(a, b)), maximum=lambda a, b: value(np.maximum(a, b)),
@@ -206,7 +206,7 @@ STAND_INS = {
         arrive=lambda barrier, count: barrier.step(count, 0), expect=lambda barrier, size: barrier.step(1, size),
         MBarrierLayout=nothing,
     ),
-    "tma": types.SimpleNamespace(async_copy_global_to_shared=copy), "fence_async_shared": nothing,
+    "tma": types.SimpleNamespace(async_copy_global_to_shared=copy), "fence_async_shared": nothing, "thread_barrier": nothing,
     "warpgroup_mma": warpgroup_mma, "warpgroup_mma_wait": warpgroup_mma_wait,
     "gdc_launch_dependents": nothing, "gdc_wait": nothing,
 }  # fmt: skip
