@@ -206,8 +206,8 @@ STAND_INS = {
         arrive=lambda barrier, count: barrier.step(count, 0), expect=lambda barrier, size: barrier.step(1, size),
         MBarrierLayout=nothing,
     ),
-    "tma": types.SimpleNamespace(async_copy_global_to_shared=copy), "fence_async_shared": nothing, "thread_barrier": nothing,
-    "warpgroup_mma": warpgroup_mma, "warpgroup_mma_wait": warpgroup_mma_wait,
+    "tma": types.SimpleNamespace(async_copy_global_to_shared=copy), "fence_async_shared": nothing,
+    "thread_barrier": nothing, "warpgroup_mma": warpgroup_mma, "warpgroup_mma_wait": warpgroup_mma_wait,
     "gdc_launch_dependents": nothing, "gdc_wait": nothing,
 }  # fmt: skip
 for name in ("_add", "_word_pair", "_masked", "_produce", "_consume", "_tree_attention_hopper_kernel"):
