@@ -96,3 +96,11 @@ def listed(items: Sequence[object]) -> str:
     """`heap, device and chain`."""
     texts = [str(item) for item in items]
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
+
+
+def repeatable(value: object) -> str:
+    """A value as text that is the same wherever it is computed: floats in 12 digits.
+
+    Sums of products end in other last bits with another number of threads or another processor's vector unit.
+    """
+    return f"{value:.12g}" if isinstance(value, float) else str(value)

@@ -38,6 +38,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # its name from Triton 3.7 on
 HALF_RANK, ROPE = 256, 64
 TILE = 64  # query rows of a program, and cache rows of a step
 SHARED = gl.NVMMASharedLayout(128, 16, 2)
@@ -82,13 +83,13 @@ def _zero_tail(half, limit, LAYOUT: gl.constexpr):
             part = half.slice(piece * 64, 64, dim=1)
             part.store(gl.where(row < limit, part.load(LAYOUT), 0.0))
         fence_async_shared()
-        gl.thread_barrier()
+        thread_barrier()
 
 
 @gluon.jit
 def _signal(barrier):
     """Tell, once all warps of the group are here."""
-    gl.thread_barrier()
+    thread_barrier()
     mbarrier.arrive(barrier, count=1)
 
 
@@ -248,7 +249,7 @@ def _consume(
         last_row = num_query_rows
     stage = halves.index(3 * HALF)  # of this group alone, and through
     stage.store(acc.to(gl.bfloat16))
-    gl.thread_barrier()
+    thread_barrier()
     row = tile * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, LINES))
     dim = HALF * 256 + gl.arange(0, 256, layout=gl.SliceLayout(0, LINES))
     at = gl.expand_dims(row, 1) * 512 + gl.expand_dims(dim, 0)
@@ -290,7 +291,7 @@ def _mla_hopper_kernel(
     for i in gl.static_range(14):
         mbarrier.init(barriers.index(i), count=1)
     fence_async_shared()
-    gl.thread_barrier()
+    thread_barrier()
     q_row = b * num_new * NUM_HEADS + tile * 64
     query = barriers.index(QUERY)
     mbarrier.expect(query, 2 * q_desc.block_type.nbytes + q_rope_desc.block_type.nbytes)

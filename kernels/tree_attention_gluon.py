@@ -47,6 +47,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from .tree_attention_plan import TILES_HOPPER as TILES
 from .tree_attention_plan import Plan
 
+thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # its name from Triton 3.7 on
 SHARED = gl.NVMMASharedLayout(128, 16, 2)
 
 
@@ -151,7 +152,7 @@ def _consume(
         q_own = q_smem.index(WARP_GROUP + zero)
         q_own.store(q)
         fence_async_shared()
-        gl.thread_barrier()
+        thread_barrier()
         num_blocks = (length + num_new + BLOCK - 1) // BLOCK
         high = gl.minimum(passed + left, num_blocks)
         values = gl.zeros([64, 128], gl.float32, layout=VALUES)
@@ -160,7 +161,7 @@ def _consume(
         mbarrier.wait(barriers.index(slot), (step // STAGES) & 1)
         token = warpgroup_mma(q_own, k_smem.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(0, deps=[token])
-        gl.thread_barrier()
+        thread_barrier()
         mbarrier.arrive(barriers.index(2 * STAGES + slot), count=1)
         if passed * BLOCK + BLOCK > length:
             scores = _masked(
@@ -178,7 +179,7 @@ def _consume(
             mbarrier.wait(barriers.index(STAGES + slot), (step // STAGES) & 1)
             values_token = warpgroup_mma(low_weights, v_smem.index(slot), values, is_async=True)
             scores = warpgroup_mma_wait(1, deps=[token])
-            gl.thread_barrier()
+            thread_barrier()
             mbarrier.arrive(barriers.index(2 * STAGES + ahead), count=1)
             if block * BLOCK + BLOCK > length:
                 scores = _masked(
@@ -191,7 +192,7 @@ def _consume(
             peak = new_peak
             total = total * keep + gl.sum(weights, axis=1)
             values = warpgroup_mma_wait(0, deps=[values_token])
-            gl.thread_barrier()
+            thread_barrier()
             mbarrier.arrive(barriers.index(3 * STAGES + slot), count=1)
             values = values * gl.expand_dims(gl.convert_layout(keep, gl.SliceLayout(1, VALUES)), 1)
             low_weights = gl.convert_layout(weights.to(gl.bfloat16), gl.DotOperandLayout(0, VALUES, 2))
@@ -206,7 +207,7 @@ def _consume(
                     piece = v_smem.index(slot).slice(half * 64, 64, dim=1)
                     piece.store(gl.where(v_row < limit, piece.load(PIECES), 0.0))
             fence_async_shared()
-            gl.thread_barrier()
+            thread_barrier()
             if busy > 1:
                 # Each multiplies all columns, so they meet first. All come here equally often, as `limit` is the same.
                 # The copies that the later one needs are there, since the earlier one has waited for them. No phase is
@@ -216,7 +217,7 @@ def _consume(
                 cleared += 1
         values_token = warpgroup_mma(low_weights, v_smem.index(slot), values, is_async=True)
         values = warpgroup_mma_wait(0, deps=[values_token])
-        gl.thread_barrier()
+        thread_barrier()
         mbarrier.arrive(barriers.index(3 * STAGES + slot), count=1)
         step += 1
 
@@ -297,7 +298,7 @@ def _tree_attention_hopper_kernel(
             for i in gl.static_range(2 * STAGES, 4 * STAGES + 1):
                 mbarrier.init(barriers.index(i), count=count)
     fence_async_shared()
-    gl.thread_barrier()
+    thread_barrier()
     if BLOCK_B == 1:
         line = (length + num_new + BLOCK - 1) // BLOCK
     else:

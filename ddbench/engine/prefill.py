@@ -3,7 +3,7 @@
 Op by op at the prompt's own length; or as one CUDA graph. A graph knows addresses and shapes only, so prompts are
 padded to one of few lengths, run into a spare row of the caches, and are copied from there into the row that the
 request got. What stands behind a prompt's last token is seen by none of its tokens, and is not copied.
-Letters: n prompt tokens, P padded length, K captured layers, M hidden.
+Letters: n prompt tokens, P padded length, B batch rows, N tokens of each, V vocabulary.
 """
 
 from __future__ import annotations
@@ -79,10 +79,12 @@ class EagerPrefill(Part):
         """Fill the target cache of `row` and choose the first token."""
         ids = torch.tensor([prompt], device=self._device)
         lengths = torch.tensor([len(prompt)], device=self._device)
-        return self._forward(others, ids, lengths, batch.cache.view(slice(row, row + 1)))
+        return Prefilled(*self._forward(others, ids, lengths, batch.cache.view(slice(row, row + 1))))
 
-    def _forward(self, others: Others, ids: torch.Tensor, lengths: torch.Tensor, caches: CacheView) -> Prefilled:
-        """ids [1, P], of which the first `lengths` [1] count."""
+    def _forward(
+        self, others: Others, ids: torch.Tensor, lengths: torch.Tensor, caches: CacheView
+    ) -> tuple[torch.Tensor, CommittedRows]:
+        """ids [1, P], of which the first `lengths` [1] count -> (the first token, the prompt's features)."""
         positions = torch.arange(ids.shape[1], device=self._device)[None]
         inputs = VerifyInputs(
             input_ids=ids,
@@ -94,7 +96,7 @@ class EagerPrefill(Part):
         )
         out = self._target(inputs, caches.layers, others.attention)
         rows = CommittedRows(out.features, positions, lengths, ids.shape[1])
-        return Prefilled(others.sampling.choose(out.logits), rows)
+        return others.sampling.choose(out.logits), rows
 
 
 class PaddedPrefill(EagerPrefill):
@@ -116,7 +118,7 @@ class PaddedPrefill(EagerPrefill):
         spare = batch.cache.view(slice(batch.capacity, batch.capacity + 1))
         token, rows = self._forward(others, ids, lengths, spare)
         materialize: Callable[[CommittedRows, CacheView], None] | None = getattr(others, "materialize", None)
-        if rows is not None and materialize is not None:
+        if materialize is not None:
             materialize(rows, spare)
         return token
 
@@ -138,7 +140,7 @@ class GraphPrefill(PaddedPrefill):
         self._pool: Any = None
         self._ids = self._lengths = torch.zeros(0)
         self._recordings: dict[int, Recording] = {}
-        self._events: Any = None
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []  # around a replay; nobody reads them
         self._counts = {"prefill_captures": 0, "prefill_replays": 0, "eager_prefills": 0}
 
     def prepare(
@@ -155,15 +157,14 @@ class GraphPrefill(PaddedPrefill):
             self._pool = torch.cuda.graph_pool_handle()
             self._ids = torch.zeros(1, batch.num_rows, dtype=torch.int64, device=self._device)
             self._lengths = torch.ones(1, dtype=torch.int64, device=self._device)
-            self._events = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))]
-        wanted = {padded_length(len(request.prompt), batch.num_rows) for request in requests}
-        for padded in sorted(
-            wanted - self._recordings.keys(), reverse=True
-        ):  # the longest first: others fit its memory
+            self._events = [(torch.cuda.Event(), torch.cuda.Event())]
+        wanted = {padded_length(len(request.prompt), batch.num_rows) for request in requests} - self._recordings.keys()
+        for padded in sorted(wanted, reverse=True):  # the longest first: the others fit the memory that it lets go of
             self._record(others, batch, padded, generators, probe)
 
     def release(self) -> None:
-        self._storage = self._pool = self._events = None
+        self._storage = self._pool = None
+        self._events = []
         self._ids = self._lengths = torch.zeros(0)
         self._recordings.clear()
 

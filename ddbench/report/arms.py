@@ -54,7 +54,7 @@ def _arms_table(evidence: Evidence, concurrency: int) -> Table:
     }
     rows = []
     for setting in settings:
-        values = [_arm_cell(evidence, setting, metric.name, best.get((setting.run, metric.name))) for metric in metrics]
+        values = [arm_cell(evidence, setting, metric.name, best.get((setting.run, metric.name))) for metric in metrics]
         tpot = evidence.value(setting, "tpot_ms")
         n = cells.count_cell(tpot.n) if isinstance(tpot, Estimate) else cells.missing_cell(setting.reason or "no TPOT")
         rows.append((label_cell(evidence, setting), *values, n))
@@ -64,13 +64,18 @@ def _arms_table(evidence: Evidence, concurrency: int) -> Table:
     return cells.with_notes(table)
 
 
-def _arm_cell(evidence: Evidence, setting: Setting, metric: str, best_key: str | None) -> Cell:
+def arm_cell(evidence: Evidence, setting: Setting, metric: str, best_key: str | None) -> Cell:
     if setting.is_ok and metric == f"speedup_vs_{setting.arm}":
         return cells.baseline_cell()
     value = evidence.value(setting, metric)
-    is_loss = isinstance(value, Estimate) and value.unit == "x" and value.value <= 1
-    tone: Tone = "strong" if setting.key == best_key and not is_loss else "plain"
+    # A ratio whose interval holds 1 is no gain that anyone should see from afar.
+    is_gain = not isinstance(value, Estimate) or value.unit != "x" or _least(value) > 1
+    tone: Tone = "strong" if setting.key == best_key and is_gain else "plain"
     return cells.value_cell(value, where(setting), tone)
+
+
+def _least(value: Estimate) -> float:
+    return value.value if value.low is None else value.low
 
 
 def _decomposed(evidence: Evidence) -> list[Table]:

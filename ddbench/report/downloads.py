@@ -12,6 +12,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from ddbench import units
 from ddbench.analysis import acceptance
 from ddbench.analysis.breakdown import Breakdown
 from ddbench.analysis.counters import counter, counters_of
@@ -34,7 +35,7 @@ Rows = Callable[[Evidence], Iterable[Row]]
 
 
 def csv_text(columns: Iterable[str], rows: Iterable[Row]) -> str:
-    """RFC 4180. Floats in full, missing values empty."""
+    """RFC 4180. Floats in 12 digits, missing values empty."""
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer)
     writer.writerow(columns)
@@ -43,7 +44,9 @@ def csv_text(columns: Iterable[str], rows: Iterable[Row]) -> str:
 
 
 def _safe(value: Any) -> Any:
-    """What no spreadsheet evaluates."""
+    """What no spreadsheet evaluates, and no other machine computes otherwise."""
+    if isinstance(value, float):
+        return units.repeatable(value)
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) else value
 
 

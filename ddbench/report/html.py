@@ -108,7 +108,7 @@ def _attributes(cell: Cell, names: str, is_number: bool) -> Iterator[str]:
     if cell.sort is None:
         yield ' data-sort=""'  # a missing value, which sorts last either way
     elif is_number or cell.sort != cell.text:
-        yield f' data-sort="{escape(str(cell.sort))}"'
+        yield f' data-sort="{escape(units.repeatable(cell.sort))}"'
     if len(cell.text) > LONGEST:
         yield f' data-full="{escape(visible(cell.text))}"'
     if cell.tip or len(cell.text) > LONGEST:

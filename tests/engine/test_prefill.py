@@ -49,7 +49,7 @@ def recorded(monkeypatch) -> Iterator[list[Replay]]:
         return found[-1]
 
     monkeypatch.setattr(module, "record", record)
-    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: None)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     return found
 
@@ -82,17 +82,21 @@ def test_padded_prompts_are_continued_like_any(models, make_engine, make_request
     assert with_prefill(kind, models, arm).run(requests, 2) == make_engine(models, arm).run(requests, 2)
 
 
+@pytest.mark.parametrize("kind", [PaddedPrefill, GraphPrefill])
 @torch.inference_mode()
-def test_a_row_gets_the_prompts_rows_and_nothing_of_the_padding(gqa_models, make_engine, make_requests, with_prefill):
-    """Ids behind the prompt are of an earlier one: whatever they are, they leave no trace."""
-    request = make_requests(3)[2]  # 11 tokens in 16
-    plain, padded = make_engine(gqa_models), with_prefill(PaddedPrefill, gqa_models)
-    batches = [engine.new_batch([request], 2) for engine in (plain, padded)]
-    expected = plain.prefill(batches[0], 1, request)
-    plain.parts.materialize(expected.prompt_rows, batches[0].cache.view(slice(1, 2)))
-    got = padded.prefill(batches[1], 1, request)
-    assert got.tokens == expected.tokens
-    assert got.prompt_rows is None
+def test_a_row_gets_the_prompts_rows_and_nothing_of_the_padding(
+    gqa_models, make_engine, make_requests, with_prefill, recorded, kind
+):
+    """Recorded, the ids behind the prompt are of an earlier one: whatever they are, they leave no trace."""
+    short, long = requests = make_requests(4)[2:]  # 11 and 16 tokens, both in 16
+    plain, padded = make_engine(gqa_models), with_prefill(kind, gqa_models)
+    batches = [engine.reserve(requests, 2) for engine in (plain, padded)]
+    for row, request in enumerate((long, short)):
+        expected = plain.prefill(batches[0], row, request)
+        plain.parts.materialize(expected.prompt_rows, batches[0].cache.view(slice(row, row + 1)))
+        got = padded.prefill(batches[1], row, request)
+        assert got.tokens == expected.tokens
+        assert got.prompt_rows is None
     views = [batch.cache.view(slice(0, 2)) for batch in batches]
     for one, other in zip((*views[0].target, *views[0].draft), (*views[1].target, *views[1].draft), strict=True):
         torch.testing.assert_close(other, one, atol=1e-5, rtol=1e-5)
@@ -108,7 +112,7 @@ def test_each_length_is_recorded_once_the_longest_first(gqa_models, make_request
     counts = engine.parts.prefill.counters()
     assert counts == {"prefill_captures": 3, "prefill_replays": 9, "eager_prefills": 0}
     widths = []
-    engine.parts.prefill._forward = lambda others, ids, lengths, caches: widths.append(ids.shape[1]) or (None, None)
+    engine.parts.prefill._into_spare_row = lambda others, storage, ids, lengths: widths.append(ids.shape[1])
     for one in recorded:
         one.code(one.storage, AT_ONCE)
     assert widths == [24, 16, 8]

@@ -17,6 +17,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # its name from Triton 3.7 on
 STEPS = 8
 
 
@@ -27,7 +28,7 @@ def _tell(cell, there, free, steps, WAITS: gl.constexpr):
         if WAITS:
             mbarrier.wait(free, (step & 1) ^ 1)
         cell.store(at + 1000 * step)
-        gl.thread_barrier()
+        thread_barrier()
         mbarrier.arrive(there, count=1)
 
 
@@ -40,7 +41,7 @@ def _hear(cell, there, free, out_ptr, steps, WAITS: gl.constexpr):
         if WAITS:
             mbarrier.wait(there, step & 1)
         total += cell.load(LAYOUT)
-        gl.thread_barrier()
+        thread_barrier()
         mbarrier.arrive(free, count=1)
     gl.store(out_ptr + at, total)
 
@@ -52,7 +53,7 @@ def _handed_over(out_ptr, steps, WAITS: gl.constexpr):
     for i in gl.static_range(2):
         mbarrier.init(barriers.index(i), count=1)
     fence_async_shared()
-    gl.thread_barrier()
+    thread_barrier()
     gl.warp_specialize(
         [
             (_tell, (cell, barriers.index(0), barriers.index(1), steps, WAITS)),

@@ -186,7 +186,7 @@ def nothing(*_, **__):
 PROGRAM = [0]
 LANGUAGE = types.SimpleNamespace(
     **DTYPES, constexpr=object, load=load, store=store, allocate_shared_memory=shared_memory, static_range=range,
-    warp_specialize=specialize, thread_barrier=nothing, program_id=lambda axis: value(np.int32(PROGRAM[axis])),
+    warp_specialize=specialize, program_id=lambda axis: value(np.int32(PROGRAM[axis])),
     arange=lambda low, high, layout: value(np.arange(low, high, dtype=np.int32)),
     where=lambda condition, a, b: value(np.where(condition, a, b)),
     minimum=lambda a, b: value(np.minimum(a, b)), maximum=lambda a, b: value(np.maximum(a, b)),
@@ -207,7 +207,7 @@ STAND_INS = {
         MBarrierLayout=nothing,
     ),
     "tma": types.SimpleNamespace(async_copy_global_to_shared=copy), "fence_async_shared": nothing,
-    "warpgroup_mma": warpgroup_mma, "warpgroup_mma_wait": warpgroup_mma_wait,
+    "thread_barrier": nothing, "warpgroup_mma": warpgroup_mma, "warpgroup_mma_wait": warpgroup_mma_wait,
     "gdc_launch_dependents": nothing, "gdc_wait": nothing,
 }  # fmt: skip
 for name in ("_add", "_word_pair", "_masked", "_produce", "_consume", "_tree_attention_hopper_kernel"):

@@ -381,8 +381,8 @@ def test_script_sorts_tells_and_saves(tmp_path: Path) -> None:
         ["c" * 600, "-3.5", ""],
     ]
     assert found["tables"] == found["buttons"] == 3
-    assert found["ascending"] == [["-3.5", "1200.0", ""], "ascending"]
-    assert found["descending"] == [["1200.0", "-3.5", ""], "descending"]
+    assert found["ascending"] == [["-3.5", "1200", ""], "ascending"]
+    assert found["descending"] == [["1200", "-3.5", ""], "descending"]
     assert found["focused"] == "1\u202f200[1, 2]"
     assert found["tip"] == ["a tip", "tip"]
     assert found["closed"] is True

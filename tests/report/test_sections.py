@@ -11,10 +11,11 @@ from ddbench import units
 from ddbench.analysis.frames import load_run
 from ddbench.analysis.metrics import METRICS
 from ddbench.analysis.synthetic import make_cases
+from ddbench.analysis.values import Estimate
 from ddbench.records import OkResult, Parity
 from ddbench.report import cells, checks
 from ddbench.report.acceptance import acceptance
-from ddbench.report.arms import arms
+from ddbench.report.arms import arm_cell, arms
 from ddbench.report.cards import cards
 from ddbench.report.document import Section, Skipped, Table
 from ddbench.report.evidence import Evidence, evidence_of
@@ -73,6 +74,21 @@ def test_looping_arms_are_never_best(run_of) -> None:
         table = arms(evidence).tables[0]
         strong = {row[0].text for row in table.rows for cell in row if cell.tone == "strong"}
         assert (fastest in strong) is may_be_marked
+
+
+def test_a_speedup_that_may_be_none_is_not_marked(run_of) -> None:
+    """The best of a column stands out only where its interval leaves 1 behind."""
+    evidence = evidence_of(load_run(run_of(cases=make_cases(concurrencies=(1,), **SMALL))))
+    setting, best = next(
+        (setting, value)
+        for setting in evidence.arms_at(1)
+        if isinstance(value := evidence.value(setting, "speedup_vs_ar"), Estimate) and value.value > 1
+    )
+    for low, expected in ((1.01, "strong"), (0.99, "plain"), (None, "strong")):
+        told = dataclasses.replace(best, low=low, high=None if low is None else best.value + 1, note="n=1: too few")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Evidence, "value", lambda self, one, name, told=told: told)
+            assert arm_cell(evidence, setting, "speedup_vs_ar", setting.key).tone == expected
 
 
 def test_when_everything_loops_nothing_is_best(run_of) -> None:

@@ -71,7 +71,7 @@ def launch(basis: Basis) -> Finding:
     captured = captured or list(idle_sentences(basis, basis.concurrencies))
     return Finding(
         "Q3",
-        _of_both([part.verdict for part in parts]),
+        of_both([part.verdict for part in parts]),
         " ".join((*(part.sentence for part in parts), *captured, *_upper_bounds(basis))),
         measured(numbers),
         tuple(dict.fromkeys(rests_on)),
@@ -82,11 +82,15 @@ def launch(basis: Basis) -> Finding:
     )
 
 
-def _of_both(verdicts: Sequence[Verdict]) -> Verdict:
-    """The question asks for both parts: where one was not measured, the other's answer is not the whole one."""
-    if set(verdicts) == {"not_measured"}:
-        return "not_measured"
-    return overall("undecided" if verdict == "not_measured" else verdict for verdict in verdicts)
+def of_both(verdicts: Sequence[Verdict]) -> Verdict:
+    """The question asks for both parts: where one was not measured, the other's answer is not the whole one.
+
+    If that other one does not pay, nothing that was measured does: "in part" would read as a gain.
+    """
+    known = {verdict for verdict in verdicts if verdict != "not_measured"}
+    if "not_measured" in verdicts and known == {"no"}:
+        return "undecided"
+    return overall("undecided" if known and verdict == "not_measured" else verdict for verdict in verdicts)
 
 
 # --- contests ---------------------------------------------------------------------------------------------------------

@@ -77,10 +77,9 @@ def _halves(logs: np.ndarray) -> float:
 
 def _between(means: Sequence[float]) -> float | NotMeasured:
     """How far a new run may lie from the mean of R: a prediction bound, wide as long as there are two or three."""
-    count = len(means)
-    if count < 2:
+    if len(means) < 2:
         return NotMeasured(not_measured="one run: what differs between runs of the same code was not measured")
-    return _bound(0.0, float(np.std(means, ddof=1)) * math.sqrt(1 + 1 / count), count - 1)
+    return round(math.expm1(prediction(means, _CONFIDENCE)), 9)
 
 
 def _bound(effect: float, error: float, freedom: int) -> float:

@@ -9,9 +9,9 @@ each, and what differs between them is the noise that counts.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -67,7 +67,7 @@ class HeldRow(Record):
     @property
     def typical_ns(self) -> float:
         """Geometric mean of the repeats, which the floor is about."""
-        return math.exp(math.fsum(map(math.log, self.times_ns)) / len(self.times_ns))
+        return geometric_mean(self.times_ns)
 
 
 class OpsBaseline(Record):
@@ -119,12 +119,12 @@ def place_of_ops(file: OpsFile) -> dict[str, str]:
 
 
 def ceilings_of(file: OpsFile) -> dict[str, float]:
-    """`read cold`, `matmul`, ...: the mean, in logs, of before and after the ops."""
+    """`read cold`, `matmul`, ...: the geometric mean of before and after the ops."""
     found: dict[str, list[float]] = {}
     for sample in file.ceilings.samples:
         label = sample.kind + (f" {sample.cache}" if sample.cache != "none" else "")
-        found.setdefault(label, []).append(math.log(sample.amount))
-    return {label: math.exp(math.fsum(logs) / len(logs)) for label, logs in found.items()}
+        found.setdefault(label, []).append(sample.amount)
+    return {label: geometric_mean(amounts) for label, amounts in found.items()}
 
 
 def timed_rows(file: OpsFile) -> dict[Key, OkRow]:

@@ -7,7 +7,7 @@ from statistics import median
 from ddbench import units
 from ddbench.opbench.gate.baseline import HeldRow, OpsBaseline
 from ddbench.opbench.gate.notes import VISIBLE
-from ddbench.opbench.gate.times import NS_PER_US, POLICY
+from ddbench.opbench.gate.times import NS_PER_US, POLICY, least_seen
 from ddbench.records import NotMeasured
 from ddbench.report.cells import percent, text_cell, text_columns, with_notes
 from ddbench.report.document import Cell, Column, Fact, Report, Section, Table
@@ -27,7 +27,7 @@ def ops_baseline_report(baseline: OpsBaseline) -> Report:
 def _floors(baseline: OpsBaseline) -> Section:
     gated = [row for row in baseline.rows if not row.is_control]
     floors = sorted(row.floor for row in gated if not isinstance(row.floor, NotMeasured))
-    seen = sum(least_seen(row) <= VISIBLE for row in gated)
+    seen = sum(least_seen(row, POLICY) <= VISIBLE for row in gated)
     facts = [
         Fact("Gated", str(len(gated)), "times", (f"{len(baseline.rows) - len(gated)} controls of the machine",)),
         Fact("Repeats", str(len(baseline.repeats)), "processes"),
@@ -41,7 +41,7 @@ def _floors(baseline: OpsBaseline) -> Section:
         Column("Time", "us"),
         Column("Spread", "%", tip="from the fastest repeat to the slowest, over the typical one"),
         Column("Floor", tip="what chance alone may make of it in a new repeat, made for all times together"),
-        Column("Sees", tip="the smallest slowdown that fails: above threshold, floor and 0.2 us"),
+        Column("Sees", tip=f"the least slowdown that fails: above threshold, floor and {POLICY.absolute_floor:g} us"),
     )
     table = with_notes(Table("Noise floors", columns, tuple(_cells(row) for row in baseline.rows)))
     note = (
@@ -51,16 +51,9 @@ def _floors(baseline: OpsBaseline) -> Section:
     return Section("headline", "Noise floors", facts=tuple(facts), tables=(table,), notes=(note,))
 
 
-def least_seen(row: HeldRow) -> float:
-    """The smallest relative slowdown that a gate as it is by default calls one."""
-    if isinstance(row.floor, NotMeasured):
-        return float("inf")
-    return max(POLICY.threshold, row.floor, POLICY.absolute_floor * NS_PER_US / row.typical_ns)
-
-
 def _cells(row: HeldRow) -> tuple[Cell, ...]:
     spread = (max(row.times_ns) - min(row.times_ns)) / row.typical_ns
-    seen = least_seen(row)
+    seen = least_seen(row, POLICY)
     return (
         *(text_cell(text) for text in row.key),
         Cell(units.microseconds(row.typical_ns / NS_PER_US), sort=row.typical_ns),

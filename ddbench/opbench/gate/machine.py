@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import geometric_mean, median
 
 from ddbench.analysis.gate.noise import FEWEST_REPEATS, prediction
 from ddbench.opbench.gate.baseline import HeldRow, Key, OpsBaseline
@@ -90,7 +90,7 @@ def machine(baseline: OpsBaseline, now: Mapping[Key, float], ceilings: Mapping[s
 def _ceiling_shifts(baseline: OpsBaseline, ceilings: Mapping[str, float]) -> Iterator[tuple[str, float]]:
     for label, amounts in baseline.ceilings.items():
         if label in ceilings:
-            shift = math.log(ceilings[label]) - fmean(map(math.log, amounts))
+            shift = math.log(ceilings[label] / geometric_mean(amounts))
             yield label, shift if label in TIMES else -shift
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
-from ddbench import units
 from ddbench.analysis.gate.counters import UPDATE
 from ddbench.analysis.gate.policies import Policy
 from ddbench.analysis.gate.rows import EXIT_CODES, Row
 from ddbench.opbench.gate.baseline import OpsBaseline, name_of, timed_rows
 from ddbench.opbench.gate.machine import ALL, OWN_OF_TORCH, Group, Machine
+from ddbench.opbench.gate.times import least_seen, signed_shift
 from ddbench.opbench.records import OpsFile
 from ddbench.records import NotMeasured
 from ddbench.report.cells import percent
@@ -31,8 +30,8 @@ def machine_row(machine: Machine, times: Sequence[Row]) -> Iterator[Row]:
 
 def _drift(group: Group) -> str:
     slower = "slower" if group.shift > 0 else "faster"
-    share = units.signed_percent(math.expm1(group.shift))
-    seen = units.signed_percent(math.expm1(group.controls[group.witness]))
+    share = signed_shift(group.shift)
+    seen = signed_shift(group.controls[group.witness])
     return f"the machine is {slower} at {_what(group)}: {share} ({group.witness}: {seen})"
 
 
@@ -64,12 +63,12 @@ def notes_of(
 
 def _control(machine: Machine) -> str:
     """What a reader of slow times should look at before the code."""
-    shifts = [f"{label} {_signed(shift)}" for label, shift in machine.ceilings.items()]
+    shifts = [f"{label} {signed_shift(shift)}" for label, shift in machine.ceilings.items()]
     whole = machine.groups.get(ALL)
     if whole is not None:
-        shifts.insert(0, f"median of all {whole.num_times} times {_signed(whole.shift)}")
+        shifts.insert(0, f"median of all {whole.num_times} times {signed_shift(whole.shift)}")
         if OWN_OF_TORCH in whole.controls:
-            shifts.append(f"{OWN_OF_TORCH} {_signed(whole.controls[OWN_OF_TORCH])}")
+            shifts.append(f"{OWN_OF_TORCH} {signed_shift(whole.controls[OWN_OF_TORCH])}")
     return f"The machine against the baseline's, as times (more is slower): {', '.join(shifts)}."
 
 
@@ -77,34 +76,23 @@ def _together(machine: Machine) -> Iterator[str]:
     for group in machine.unexplained:
         if group.bound == ALL or ALL not in machine.groups or not machine.groups[ALL].has_moved:
             yield (
-                f"Times moved together and no control with them: {_what(group)}, {_signed(group.shift)}. Look for what "
-                f"these kernels share before you look at each."
+                f"Times moved together and no control with them: {_what(group)}, {signed_shift(group.shift)}. Look for "
+                f"what these kernels share before you look at each."
             )
 
 
 def _certainty(baseline: OpsBaseline, rows: Sequence[Row], policy: Policy) -> Iterator[str]:
-    times = [row for row in rows if row.kind == "timing" and row.timing is not None]
-    floors = [row.timing.floor for row in times if row.timing and not isinstance(row.timing.floor, NotMeasured)]
-    if not floors:
+    gated = {row.shape for row in rows if row.kind == "timing"}
+    times = [row for row in baseline.rows if row.label in gated]
+    if all(isinstance(row.floor, NotMeasured) for row in times):
         return
     yield (
         f"Of runs of the same code about {percent(baseline.alarm)} raise a false alarm in any of these times, if "
         f"processes differ as the {len(baseline.repeats)} repeats of the baseline do."
     )
-    blind = [row.shape for row in times if _least_seen(row, policy) > VISIBLE]
+    blind = [row.label for row in times if least_seen(row, policy) > VISIBLE]
     if blind:
         yield (
             f"A slowdown of {percent(VISIBLE)} would not show in {len(blind)} of {len(times)} times: their noise floor "
             f"is wider, or it is less than {policy.absolute_floor:g} us."
         )
-
-
-def _least_seen(row: Row, policy: Policy) -> float:
-    """The smallest slowdown that is more than everything that must be exceeded."""
-    assert row.timing is not None
-    assert isinstance(row.before, float)
-    return max(row.timing.limit, policy.absolute_floor / row.before)
-
-
-def _signed(shift: float) -> str:
-    return units.signed_percent(math.expm1(shift))

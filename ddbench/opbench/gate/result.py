@@ -111,7 +111,7 @@ def _compared(
     run: OpsFile, baseline: OpsBaseline, request: Request, policy: Policy, confirm: OpsFile | None
 ) -> RowsAndNotes:
     place = place_of_ops(run)
-    why = _why_nothing(baseline, place)
+    why = _why_incomparable(baseline, place)
     if why:
         return [about_all("baseline", "incomparable", why)], []
     held = _held(baseline, request.ops)
@@ -132,7 +132,7 @@ def _compared(
     return rows, notes_of(run, baseline, rows, measured.machine, policy)
 
 
-def _why_nothing(baseline: OpsBaseline, place: Mapping[str, str]) -> str:
+def _why_incomparable(baseline: OpsBaseline, place: Mapping[str, str]) -> str:
     """Other inputs make other counters, and another device other kernels."""
     for what in ("dtype", "measured"):
         if baseline.place.get(what) != place[what]:

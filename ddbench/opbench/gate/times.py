@@ -23,7 +23,7 @@ METRIC = "time_us"
 POLICY = Policy(0.03, 0.2)
 RULE = (
     "A time is worse when it exceeds the baseline's by more than both the threshold and the noise floor, and by more "
-    "than 0.2 us; where the machine has changed, it must do so against the machine as well."
+    f"than {POLICY.absolute_floor:g} us; where the machine has changed, it must do so against the machine as well."
 )
 NS_PER_US = 1e3
 
@@ -47,7 +47,7 @@ def time_rows(
 ) -> Iterator[Row]:
     """Every time that both have."""
     for key, row in rows.items():
-        if key in run.times_ns and not row.is_control:
+        if key in run.times_ns:
             verdict, reason = _verdict(row, policy, run)
             if verdict == "regression" and confirming is not None:
                 verdict, reason = _confirmed(row, policy, confirming, reason)
@@ -57,7 +57,7 @@ def time_rows(
 def shown_rows(rows: Mapping[Key, HeldRow], policy: Policy, times_ns: Mapping[Key, float], why: str) -> Iterator[Row]:
     """Of another place: as context only."""
     for key, row in rows.items():
-        if key in times_ns and not row.is_control:
+        if key in times_ns:
             yield _row(row, policy, times_ns[key], "incomparable", f"shown as context only: {why}")
 
 
@@ -94,13 +94,13 @@ def _verdict(row: HeldRow, policy: Policy, run: Measured) -> tuple[Verdict, str]
     limit = max(policy.threshold, row.floor)
     is_worse, is_worse_than_machine = (_is_beyond(one, limit, row, policy) for one in (shift, shift - drift))
     name = "noise floor" if row.floor > policy.threshold else "threshold"
-    against = f", and {_signed(shift - drift)} against the machine ({_signed(drift)})" if drift else ""
+    against = f", and {signed_shift(shift - drift)} against the machine ({signed_shift(drift)})" if drift else ""
     if is_worse and is_worse_than_machine:
         return "regression", f"worse by more than the {name} of {percent(limit)}{against}"
     if is_worse:
-        return "not_gated", f"slower as the machine is: {_signed(drift)}"
+        return "not_gated", f"slower as the machine is: {signed_shift(drift)}"
     if is_worse_than_machine:
-        return "undecided", f"as the baseline, on a machine that got faster: {_signed(shift - drift)} against it"
+        return "undecided", f"as the baseline, on a machine that got faster: {signed_shift(shift - drift)} against it"
     if _is_beyond(-shift, limit, row, policy) and _is_beyond(drift - shift, limit, row, policy):
         return "improved", f"better by more than the {name} of {percent(limit)}{against}"
     if math.expm1(shift) > policy.threshold:
@@ -108,6 +108,13 @@ def _verdict(row: HeldRow, policy: Policy, run: Measured) -> tuple[Verdict, str]
         within = f"the noise floor of {percent(row.floor)}" if felt else f"{policy.absolute_floor:g} us"
         return "same", f"above the threshold, within {within}"
     return "same", ""
+
+
+def least_seen(row: HeldRow, policy: Policy) -> float:
+    """The smallest relative slowdown that is more than everything that must be exceeded."""
+    if isinstance(row.floor, NotMeasured):
+        return math.inf
+    return max(policy.threshold, row.floor, policy.absolute_floor * NS_PER_US / row.typical_ns)
 
 
 def _is_beyond(shift: float, limit: float, row: HeldRow, policy: Policy) -> bool:
@@ -118,11 +125,12 @@ def _is_beyond(shift: float, limit: float, row: HeldRow, policy: Policy) -> bool
 def _confirmed(row: HeldRow, policy: Policy, confirming: Measured, reason: str) -> tuple[Verdict, str]:
     if row.key not in confirming.times_ns:
         return "undecided", f"{reason}; the run that is to confirm does not have it"
-    change = _signed(confirming.shift(row))
+    change = signed_shift(confirming.shift(row))
     if _verdict(row, policy, confirming)[0] == "regression":
         return "regression", f"{reason}; confirmed by the second run ({change})"
     return "undecided", f"{reason}; not confirmed by the second run ({change})"
 
 
-def _signed(shift: float) -> str:
+def signed_shift(shift: float) -> str:
+    """A log of now / baseline as a reader has it."""
     return units.signed_percent(math.expm1(shift))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ddbench.analysis.decompose import rounds_part
+from ddbench.analysis.findings import launch
 from ddbench.analysis.findings.answers import Finding, overall, told
 from ddbench.analysis.findings.bandwidth import Marginal, marginal
 from ddbench.analysis.findings.findings import Findings
@@ -328,6 +329,20 @@ def test_nothing_rests_on_outputs_that_loop(evidence) -> None:
 def test_the_same_run_gives_the_same_answers(evidence) -> None:
     plan = {"cases": make_cases(concurrencies=(1, 4), **TREES), "ceilings": ceilings()}
     assert found_in(evidence(**plan)).answers == found_in(evidence(**plan)).answers
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        (("not_measured", "not_measured"), "not_measured"),
+        (("not_measured", "no"), "undecided"),
+        (("not_measured", "yes"), "mixed"),
+        (("no", "no"), "no"),
+        (("yes", "no"), "mixed"),
+    ],
+)
+def test_a_part_that_does_not_pay_beside_one_that_was_not_measured_is_no_gain_in_part(verdicts, expected) -> None:
+    assert launch.of_both(verdicts) == expected
 
 
 @pytest.mark.parametrize(

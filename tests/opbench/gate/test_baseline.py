@@ -142,5 +142,9 @@ def test_its_document_shows_every_floor_and_how_many_see_five_percent(maker: Any
     base = maker.baseline(range(5))
     text = render_markdown(ops_baseline_report(base))[0]
     assert text.count("moe\\_experts\\_int4") == sum(row.op == "moe_experts_int4" for row in base.rows)
-    assert "of 149 times" in text
+    floors = {row.key: row.floor for row in base.rows if isinstance(row.floor, float)}
+    seen = sum(max(floors[row.key], 200 / row.typical_ns) <= 0.05 for row in base.rows if row.key in floors)
+    assert 0 < seen < len(floors)
+    (fact,) = (fact for fact in ops_baseline_report(base).sections[0].facts if fact.label == "See 5.00 %")
+    assert (fact.value, fact.subject) == (str(seen), f"of {len(floors)} times")
     assert "matmul" in text

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddbench.opbench.gate.baseline import OpsBaseline, ceilings_of, timed_rows
+from ddbench.opbench.gate.baseline import OpsBaseline, ceilings_of, ops_baseline, timed_rows
 from ddbench.opbench.gate.machine import ALL, Machine, machine
 from ddbench.opbench.records import OpsFile
 
@@ -33,6 +33,12 @@ def test_only_what_a_slower_part_of_the_machine_bounds_has_drifted(maker: Any, b
     for row in base.rows:
         expected = math.log(1.05) if row.bound == bound else 0.0
         assert found.drift_of(row) == pytest.approx(expected, abs=0.01)
+
+
+def test_a_machine_that_moved_no_more_than_between_the_repeats_has_not_drifted(maker: Any) -> None:
+    restless = ops_baseline([maker.file(i, drift={"": 0.96 + 0.02 * i}) for i in range(5)])
+    assert of(maker.file(10, drift={"": 1.06}), restless).drifting == []
+    assert of(maker.file(10, drift={"": 1.4}), restless).drift_of(restless.rows[0]) > 0.3
 
 
 def test_one_op_is_not_taken_for_the_machine(maker: Any) -> None:
