@@ -129,11 +129,12 @@ PART_FIELDS: tuple[str, ...] = (
 
 LABELLED: tuple[str, ...] = (*PART_FIELDS, "node_budget", "block_size")  # named in a label where not as usual
 
-# What an engine on a GPU is, and no label has to say: a round is one launch, nothing waits for the host, no mask over
-# the context is made.
+# What an engine on a GPU is, and no label has to say: prefill and round are a launch each, nothing waits for the host,
+# no mask over the context is made.
 USUAL_ON_GPU: dict[str, Any] = {
     "tree_build": "device",
     "attention": "tree_triton",
+    "prefill": "graph",
     "executor": "round_graph",
 }
 

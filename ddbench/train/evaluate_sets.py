@@ -162,7 +162,8 @@ def table(result: Mapping[str, Any]) -> str:
 def _base(options: Mapping[str, Any]) -> EngineSpec:
     device: Device = options["device"]
     require_device(device)
-    fast: dict[str, Any] = {"kernels": "triton", "attention": "tree_triton"} if device == "cuda" else {}
+    on_gpu = {"kernels": "triton", "attention": "tree_triton", "prefill": "graph"}
+    fast: dict[str, Any] = on_gpu if device == "cuda" else {}
     drafter = None if options["drafter"] is None else str(options["drafter"])
     return EngineSpec(target=options["target"], drafter=drafter, device=device, dtype=options["dtype"], **fast)
 

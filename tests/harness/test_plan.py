@@ -208,7 +208,7 @@ def test_a_variant_that_no_part_names_is_told_from_its_arm_by_its_label(
     ablated = experiment.model_copy(update={"ablate": axes(kernels=("torch", "triton"), tree_build=("heap", "device"))})
     plan = make_plan(with_overrides(ablated, engine={"device": "cuda"}), can)
     labels = [case.label for case in plan.cases if case.arm == "ddtree"]
-    unusual = "attention=dense_mask executor=eager"  # of an engine on a GPU; a tree built on the device is usual there
+    unusual = "attention=dense_mask prefill=eager executor=eager"  # of an engine on a GPU; it builds trees there
     heap = f"ddtree tree_build=heap {unusual}"
     assert sorted(labels) == [f"ddtree {unusual} c=1", f"{heap} c=1", f"{heap} kernels=torch c=1"]
     again = make_plan(with_overrides(ablated, engine={"device": "cuda"}, axes=axes(seed=(1, 2))), can)
