@@ -73,4 +73,4 @@ def sample_posterior(
     probabilities = (logits.float() / temperature).softmax(-1)
     race = torch.empty_like(probabilities).exponential_(generator=generator)
     # An exact 0 from the generator would make an impossible token 0 / 0 = NaN, which wins.
-    return (probabilities / race.clamp_(min=torch.finfo(race.dtype).tiny)).argmax(dim=-1)
+    return probabilities.div_(race.clamp_(min=torch.finfo(race.dtype).tiny)).argmax(dim=-1)

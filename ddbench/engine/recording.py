@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -178,7 +179,7 @@ def record(
 
     The first run, outside of any graph, compiles kernels and creates library handles, which no capture may do.
     """
-    stream = torch.cuda.Stream()
+    stream = _capture_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     launch = _CapturingLaunch(pool, generators, by_stage=by_stage, times_stages=times_stages, probe=probe)
     with torch.cuda.stream(stream):
@@ -194,3 +195,9 @@ def record(
             launch.abandon()
     torch.cuda.current_stream().wait_stream(stream)
     return Recording(tuple(launch.segments), tuple(launch.marks), report)
+
+
+@cache
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    """One for all recordings: memory that was let go of serves again on its own stream only."""
+    return torch.cuda.Stream(device)

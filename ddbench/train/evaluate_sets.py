@@ -15,10 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 
 from ddbench.engine.types import Request
-from ddbench.errors import UserError
+from ddbench.errors import DdbenchError, UserError
 from ddbench.harness.observe import PassRows
 from ddbench.harness.parity import compare, next_token_logits
 from ddbench.harness.workload import build_workload
@@ -67,7 +68,13 @@ def run_evaluate_sets(*, out: Path, echo: Report, minutes: float | None, **optio
         if minutes is not None and seconds >= 60 * minutes:
             echo(f"time is up before {label}: the same command goes on from there")
             break
-        rows = run_arm(spec, models, requests, options["concurrency"])
+        try:
+            rows = run_arm(spec, models, requests, options["concurrency"])
+        except torch.OutOfMemoryError as error:
+            raise DdbenchError(
+                f"{label}: out of memory on {options['device']}, --concurrency {options['concurrency']} is too much; "
+                f"{len(result['settings'])} finished settings are kept in {out}"
+            ) from error
         if spec.draft == "none" and spec.sampling == "greedy":
             truths = {row.request_id: row.tokens for row in rows.requests}
             _write(out / "greedy-answers.json", {str(k): list(v) for k, v in truths.items()})
