@@ -1,8 +1,8 @@
 """Fewest bytes and flops of each stage of a typical round, from the shapes alone: the floor of every roofline.
 
 Pure arithmetic on `models/shapes.py`; no tensors. What is counted as bytes: every weight that the stage needs, once;
-context rows, once per request however many nodes attend to them; new cache rows, once; logits, once, in fp32. What is
-not: activations between kernels, masks, anything that a perfect implementation keeps on the chip. A multiply-add is two
+context rows, once per request however many nodes attend to them; new cache rows, once; logits, once. What is not:
+activations between kernels, masks, anything that a perfect implementation keeps on the chip. A multiply-add is two
 flops. Routed experts are counted as if the router were uniform: T tokens touch H * (1 - (1 - k/E)^T) of the H experts
 held here (all E, or a rank's share), and T*k*H/E of their choices are computed here.
 
@@ -19,7 +19,6 @@ from ddbench.engine.stages import Stage
 from ddbench.models.shapes import DrafterShape, GQAShape, MLAShape, MoEShape, TargetShape
 from ddbench.records import NotMeasured, StageCost
 
-LOGIT_BYTES = 4  # logits are fp32
 INDEX_BYTES = 8  # token ids and positions are int64
 NO_CONTEXT = NotMeasured(not_measured="counted for verify only")
 
@@ -66,11 +65,11 @@ def stage_costs(
     costs = {
         Stage.VERIFY: verify_cost(target, round_, element_bytes, is_packed),
         Stage.TREE_COMPILE: tree_compile_cost(round_),
-        Stage.ACCEPT: accept_cost(target, round_),
+        Stage.ACCEPT: accept_cost(target, round_, element_bytes),
         Stage.COMMIT: commit_cost(target, drafter, round_, element_bytes),
     }
     if round_.block:
-        costs[Stage.TREE_BUILD] = tree_build_cost(target, round_)
+        costs[Stage.TREE_BUILD] = tree_build_cost(target, round_, element_bytes)
         costs[Stage.DRAFT] = draft_cost(target, drafter, round_, element_bytes)
         costs[Stage.MATERIALIZE] = materialize_cost(drafter, round_.batch * round_.committed, element_bytes)
     return tuple(
@@ -93,7 +92,7 @@ def verify_cost(target: TargetShape, round_: TypicalRound, element_bytes: int, i
     """The target forward over B*N tokens: layers, embedding rows in, logits out."""
     tokens = round_.batch * round_.width
     total = linear_cost(target.vocab * target.hidden, tokens, element_bytes)
-    total += Cost(tokens * (target.hidden * element_bytes + target.vocab * LOGIT_BYTES))
+    total += Cost(tokens * (target.hidden + target.vocab) * element_bytes)
     attention = linear_cost(attention_weights(target), tokens, element_bytes)
     attention += attention_cost(target.attention, round_, element_bytes)
     total += attention.times(target.num_layers)
@@ -177,10 +176,10 @@ def tree_compile_cost(round_: TypicalRound) -> Cost:
     return Cost(nodes * (4 * INDEX_BYTES + round_.width / 8))
 
 
-def accept_cost(target: TargetShape, round_: TypicalRound) -> Cost:
+def accept_cost(target: TargetShape, round_: TypicalRound, element_bytes: int) -> Cost:
     """One look at the logits of every node."""
     logits = round_.batch * round_.width * target.vocab
-    return Cost(logits * LOGIT_BYTES, logits)
+    return Cost(logits * element_bytes, logits)
 
 
 def commit_cost(target: TargetShape, drafter: DrafterShape, round_: TypicalRound, element_bytes: int) -> Cost:
@@ -209,13 +208,13 @@ def draft_cost(target: TargetShape, drafter: DrafterShape, round_: TypicalRound,
         )
     drafted = round_.batch * (round_.block - 1)
     total += linear_cost(target.vocab * target.hidden, drafted, element_bytes)
-    return total + Cost(drafted * target.vocab * LOGIT_BYTES)
+    return total + Cost(drafted * target.vocab * element_bytes)
 
 
-def tree_build_cost(target: TargetShape, round_: TypicalRound) -> Cost:
+def tree_build_cost(target: TargetShape, round_: TypicalRound, element_bytes: int) -> Cost:
     """One look at the draft logits (one exponential and one addition each); the tree itself is small."""
     logits = round_.batch * (round_.block - 1) * target.vocab
-    return Cost(logits * LOGIT_BYTES, 2 * logits)
+    return Cost(logits * element_bytes, 2 * logits)
 
 
 def materialize_cost(drafter: DrafterShape, rows: float, element_bytes: int) -> Cost:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ddbench.kernels.linear import linear
 from ddbench.kernels.moe_route import moe_route
 from ddbench.kernels.rms_norm import add_rms_norm, rms_norm
 from ddbench.opbench.shapes import BenchOp, Call, Implementation, Inputs, Place, Shape, Tensors, Tier, plain
@@ -95,6 +96,9 @@ NORM_SHAPES = (
     _rows("nano-k2", 256, 17, "quick"),
 )
 
+# Tokens of the products that `kernels/linear_triton.py` may take on, from one to the most.
+SMALL: tuple[tuple[int, Tier], ...] = ((1, "default"), (8, "full"), (17, "default"), (33, "default"), (64, "full"))
+
 DENSE = (
     BenchOp(
         name="rms_norm",
@@ -142,6 +146,23 @@ DENSE = (
             *(_rows("kimi-k2.6-draft-kv", 7168, tokens, outputs=12288) for tokens in (1, 8, 16)),
             *(_rows("kimi-k2.6-lm-head", 7168, tokens, outputs=163840) for tokens in (1, 33)),
             _rows("nano-k2-lm-head", 256, 17, "quick", outputs=4096),
+        ),
+    ),
+    BenchOp(
+        name="small_linear",
+        build=build_linear,
+        cost=_linear_cost,
+        oracle=lambda inputs: F.linear(inputs["x"], inputs["weight"]),
+        implementations=(
+            triton_kernel(launch("linear")),
+            Implementation("torch", "torch", plain(linear)),
+        ),
+        shapes=(
+            _rows("nano-k2-o", 256, 17, "quick", outputs=256),
+            *(_rows("nano-k2-o", 256, tokens, tier, outputs=256) for tokens, tier in SMALL if tokens != 17),
+            *(_rows("smollm2-o", 576, tokens, tier, outputs=576) for tokens, tier in SMALL),
+            *(_rows("smollm2-qkv", 576, tokens, tier, outputs=960) for tokens, tier in SMALL),
+            *(_rows("smollm2-down", 1536, tokens, tier, outputs=576) for tokens, tier in SMALL),
         ),
     ),
 )
