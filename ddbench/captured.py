@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ddbench.records import NotMeasured
-from ddbench.spec import Record, Tool
+from ddbench.spec import Counters, Record, Tool
 
 Basis = Literal["launch", "capture", "approximate", "unattributed"]
 OUTSIDE_ROUNDS = -1  # the step of what belongs to no round, such as a prefill
@@ -77,6 +77,8 @@ class CaptureStart(Record):
     raw: tuple[str, ...]  # names in captures/raw/ that stay there
     command: str = ""  # of the tool, without what names a machine
     cache: Literal["as it ran", "flushed"] = "as it ran"
+    counted_kernels: str = ""  # as `CaptureSpec` says, of ncu
+    counters: Counters = "all"
     notes: tuple[str, ...] = ()  # what the driver had to do without, such as GPU metrics
 
 
@@ -98,6 +100,9 @@ class Capture(Record):
     schema_version: str | NotMeasured = NotMeasured(not_measured="the tool states none")
     dram_peak_bytes_per_s: float | NotMeasured = NotMeasured(not_measured="the tool does not state the DRAM's peak")
     cache: Literal["as it ran", "flushed"] = "as it ran"  # before every kernel (ncu can flush it)
+    counted_kernels: str = ""  # names of the kernels that were counted, by choice; empty: all were
+    num_left_out: int | NotMeasured = 0  # kernels of its rounds that were not, by that choice
+    counters: Counters = "all"
     notes: tuple[str, ...] = ()  # what the reader could not take at face value; the tool's own warnings
     command: str = ""  # of the tool, without what names a machine
     raw: tuple[str, ...] = ()  # names of the files in captures/raw/

@@ -177,6 +177,10 @@ class StageCost(Record):
     num_flops: int
     basis: str  # what round it is for: batch, width, context
     context_bytes: int | NotMeasured = NotMeasured(not_measured="written before context rows were counted apart")
+    # Of num_bytes, what is an expectation and no floor: routed experts beyond those that any tokens must touch.
+    expected_bytes: int | NotMeasured = NotMeasured(not_measured="written before expectations were told from floors")
+    # Of the verified tokens, all layers: what attention reads beside the context; no part of num_bytes.
+    query_bytes: int | NotMeasured = NotMeasured(not_measured="written before queries were counted apart")
 
 
 class PassSummary(Record):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -178,12 +179,13 @@ class WorkloadSpec(Record):
 
 
 Tool = Literal["nsys", "ncu", "torch"]
+Counters = Literal["all", "bytes"]
 
 
 class CaptureSpec(Record):
     """How a case is observed: warm-up, repeats of the clean pass, what else gets a pass of its own."""
 
-    ADDED = ("tools", "first_round", "num_rounds")
+    ADDED = ("tools", "first_round", "num_rounds", "counted_kernels", "counters")
 
     mode: Literal["none", "stages"] = Field(
         default="stages", description="stages: an attributed pass after the clean one; none"
@@ -191,6 +193,12 @@ class CaptureSpec(Record):
     tools: tuple[Tool, ...] = Field(default=(), description="nsys, ncu, torch: each in a run of its own, in block 0")
     first_round: int = Field(default=4, ge=0, le=2**20, description="a profiler's window begins with this round")
     num_rounds: int = Field(default=16, ge=1, le=10_000, description="rounds in the window; ncu takes one of them")
+    counted_kernels: str = Field(
+        default="", description="ncu only: an expression that the whole name of a kernel has to match; without: all"
+    )
+    counters: Counters = Field(
+        default="all", description="ncu only: all, or bytes: time and bytes alone, caches flushed before every kernel"
+    )
     num_warmup_requests: int = Field(default=2, ge=0, le=10_000, description="other prompts, before anything is timed")
     num_rehearsals: int | None = Field(
         default=None,
@@ -202,6 +210,15 @@ class CaptureSpec(Record):
     parity_prompts: int = Field(default=4, ge=1, description="prompts that are checked against plain decoding first")
     parity_tokens: int = Field(default=24, ge=1, description="tokens of each of them")
     timeout_s: int = Field(default=600, ge=1, description="after so many seconds a case has failed; so has a capture")
+
+    @field_validator("counted_kernels")
+    @classmethod
+    def _an_expression(cls, expression: str) -> str:
+        try:
+            re.compile(expression)
+        except re.error as error:
+            raise ValueError(f"expected a regular expression, got {shown(expression)}: {error}") from error
+        return expression
 
 
 class Case(Record):

@@ -112,6 +112,7 @@ PART_IMPORTS = (
 )
 RECORDING_IMPORTS = tuple(f"ddbench.engine.{name}" for name in ("batch", "launch", "probe", "stages"))
 NUMBERS = ("numpy", "pandas", "pyarrow", "scipy")
+PARQUET = "ddbench.parquet_files"  # where no torch is
 MODELS = ("ddbench.models", "ddbench.kernels", "ddbench.ops", *BASE)
 
 OPBENCH_HARNESS = tuple(
@@ -127,6 +128,7 @@ LAYERS = (
     Layer(("ddbench.kernels",), ("ddbench.kernels",), ("torch", "triton")),
     Layer(("ddbench.reference",), ("ddbench.reference",), ("torch", "numpy")),
     Layer(BASE, ("ddbench.experiments", *BASE), ("pydantic", "platformdirs")),
+    Layer((PARQUET,), (), ("pyarrow",)),
     Layer(("ddbench.ops", "ddbench.testing"), ("ddbench.testing", "ddbench.kernels", "ddbench.reference", *BASE)),
     Layer(("ddbench.models",), MODELS),
     Layer(
@@ -148,7 +150,7 @@ LAYERS = (
         # names of NVTX ranges and of counters have one home, beside the analysis that finds them
         (
             *("ddbench.harness", "ddbench.engine", "ddbench.experiments", "ddbench.workloads"),
-            *("ddbench.analysis.nsys.names", "ddbench.analysis.ncu.counters", *MODELS),
+            *("ddbench.analysis.nsys.names", "ddbench.analysis.ncu.counters", PARQUET, *MODELS),
         ),
     ),
     Layer(
@@ -178,14 +180,14 @@ LAYERS = (
         ("ddbench.scrub",),  # reads and writes run folders; no torch
         (
             *("ddbench.scrub", "ddbench.commands", "ddbench.harness.environment", "ddbench.harness.store"),
-            *("ddbench.analysis.captures", "ddbench.analysis.tables", *BASE),
+            *("ddbench.analysis.captures", "ddbench.analysis.tables", PARQUET, *BASE),
         ),
         ("click", "pyarrow", "pydantic", "rich"),
     ),
     Layer(  # NVIDIA's reader of ncu's reports is optional
         ("ddbench.analysis.ncu.report",), ("ddbench.analysis", *BASE), ("ncu_report",)
     ),
-    Layer(("ddbench.analysis",), ("ddbench.analysis", STAGES, *BASE), NUMBERS),
+    Layer(("ddbench.analysis",), ("ddbench.analysis", STAGES, PARQUET, *BASE), NUMBERS),
     Layer(
         ("ddbench.report",),
         ("ddbench.report", "ddbench.analysis", STAGES, *BASE),

@@ -122,6 +122,12 @@ def test_a_field_added_later_changes_no_digest_until_it_is_set() -> None:
     assert Case.model_validate(values) == case, "what was written before the fields still loads"
 
 
+def test_a_choice_of_kernels_is_an_expression() -> None:
+    assert CaptureSpec(counted_kernels="_mla_.*|other").counted_kernels == "_mla_.*|other"
+    with pytest.raises(ValueError, match="expected a regular expression, got '_mla_\\('"):
+        CaptureSpec(counted_kernels="_mla_(")
+
+
 @pytest.mark.parametrize("model", [EngineSpec, WorkloadSpec, CaptureSpec])
 def test_added_fields_exist_and_have_defaults(model: type[Record]) -> None:
     assert model.ADDED

@@ -26,6 +26,7 @@ from ddbench.spec import Tool
 from ddbench.text_files import write_atomically
 
 _PARTIAL = ".partial-"
+_STARTED = ("tool_version", "raw", "command", "cache", "counted_kernels", "counters", "notes")  # as the driver says
 
 
 def _nsys(folder: Path) -> Digested:
@@ -37,7 +38,8 @@ def _nsys(folder: Path) -> Digested:
 def _ncu(folder: Path) -> Digested:
     from ddbench.analysis.ncu.digest import digest_ncu
 
-    return digest_ncu(folder)
+    start = read_start(folder, "ncu")
+    return digest_ncu(folder, start.counted_kernels, start.counters)
 
 
 def _torch(folder: Path) -> Digested:
@@ -72,7 +74,7 @@ def digest(folder: Path, tool: Tool) -> Capture:
 
 
 def _of_start(start: CaptureStart) -> dict[str, Any]:
-    return {name: getattr(start, name) for name in ("tool_version", "raw", "command", "cache", "notes")}
+    return {name: getattr(start, name) for name in _STARTED}
 
 
 def _of_run(run: CapturedRun) -> dict[str, Any]:

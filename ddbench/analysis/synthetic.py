@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ddbench.analysis.settings import uses_drafter
 from ddbench.analysis.synthetic_captures import CapturePlan, write_captures
 from ddbench.analysis.synthetic_rounds import AR_SHARES, HORIZON, STAGE_SHARES, Simulation, answer_to, luck_of
 from ddbench.analysis.tables import TABLES, table_schema
 from ddbench.engine.stages import Stage
+from ddbench.parquet_files import write_parquet
 from ddbench.records import (
     CacheLabel,
     CaseResult,
@@ -220,7 +220,7 @@ def _ok_result(folder: Path, common: dict[str, Any], case: Case, plan: Synthetic
         schema = table_schema(record)
         columns = zip(*rows[name], strict=True) if rows[name] else ([] for _ in schema.names)
         arrays = [pa.array(list(column), type=item.type) for column, item in zip(columns, schema, strict=True)]
-        pq.write_table(pa.Table.from_arrays(arrays, schema=schema), folder / f"{name}.parquet")
+        write_parquet(folder / f"{name}.parquet", pa.Table.from_arrays(arrays, schema=schema))
     shares = AR_SHARES if case.arm == "ar" else STAGE_SHARES
     result = OkResult(
         **common,

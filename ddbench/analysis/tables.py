@@ -11,9 +11,9 @@ from typing import Any, Literal, get_args, get_origin
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ddbench.errors import SchemaError, shown
+from ddbench.parquet_files import open_parquet, write_parquet
 from ddbench.records import RequestRecord, RoundRecord, StageSample, StepRecord
 from ddbench.spec import Record
 
@@ -50,7 +50,7 @@ def write_capture_table(path: Path, record: type[Record], frame: pd.DataFrame) -
     schema = capture_schema(record)
     assert list(frame.columns) == schema.names, f"columns {list(frame.columns)}, expected {schema.names}"
     arrays = [_column(frame[field.name], field.type) for field in schema]
-    pq.write_table(pa.table(arrays, schema=schema), path)
+    write_parquet(path, pa.table(arrays, schema=schema))
 
 
 def _column(values: pd.Series, kind: pa.DataType) -> pa.Array:
@@ -86,7 +86,7 @@ def read_parquet(path: Path, schema: pa.Schema, *, cure: str = "", owner: str = 
     """
     cure = cure or f"run its case again with `ddbench sweep --resume {path.parents[2]}`"
     try:
-        with pq.ParquetFile(pa.BufferReader(path.read_bytes())) as file:
+        with open_parquet(pa.BufferReader(path.read_bytes()), schema) as file:
             table = file.read(use_threads=False)
         if not table.schema.equals(schema):
             absent = [name for name in schema.names if name not in table.column_names]

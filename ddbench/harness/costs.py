@@ -4,7 +4,8 @@ Pure arithmetic on `models/shapes.py`; no tensors. What is counted as bytes: eve
 context rows, once per request however many nodes attend to them; new cache rows, once; logits, once. What is not:
 activations between kernels, masks, anything that a perfect implementation keeps on the chip. A multiply-add is two
 flops. Routed experts are counted as if the router were uniform: T tokens touch H * (1 - (1 - k/E)^T) of the H experts
-held here (all E, or a rank's share), and T*k*H/E of their choices are computed here.
+held here (all E, or a rank's share), and T*k*H/E of their choices are computed here. That is an expectation: what is
+sure is what one token must touch, since all tokens may choose alike. The bytes beyond that are told apart.
 
 Letters: B batch rows, N tokens verified per request (root included), P block size, T = B*N tokens, S context rows,
 M hidden, V vocabulary, G KV heads, D head dim, R latent rank, E experts, H of them held here, k chosen ones.
@@ -20,7 +21,12 @@ from ddbench.models.shapes import DrafterShape, GQAShape, MLAShape, MoEShape, Ta
 from ddbench.records import NotMeasured, StageCost
 
 INDEX_BYTES = 8  # token ids and positions are int64
-NO_CONTEXT = NotMeasured(not_measured="counted for verify only")
+_VERIFY_ONLY = NotMeasured(not_measured="counted for verify only")
+_NO_PARTS: dict[str, int | NotMeasured] = {
+    "context_bytes": _VERIFY_ONLY,
+    "expected_bytes": 0,
+    "query_bytes": _VERIFY_ONLY,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,7 @@ def stage_costs(
             num_bytes=round(costs[stage].num_bytes),
             num_flops=round(costs[stage].num_flops),
             basis=round_.basis,
-            context_bytes=_context_bytes(target, round_, element_bytes) if stage is Stage.VERIFY else NO_CONTEXT,
+            **(_verify_parts(target, round_, element_bytes, is_packed) if stage is Stage.VERIFY else _NO_PARTS),
         )
         for stage in Stage
         if stage in costs and stage.value in stages
@@ -122,6 +128,28 @@ def attention_cost(shape: GQAShape | MLAShape, round_: TypicalRound, element_byt
     return Cost(rows * row_elements(shape) * element_bytes, 2 * pairs * _products_per_pair(shape))
 
 
+def _verify_parts(
+    target: TargetShape, round_: TypicalRound, element_bytes: int, is_packed: bool
+) -> dict[str, int | NotMeasured]:
+    """What verify's bytes consist of, and the queries beside them."""
+    return {
+        "context_bytes": _context_bytes(target, round_, element_bytes),
+        "expected_bytes": round(_expected_bytes(target, round_.batch * round_.width, element_bytes, is_packed)),
+        "query_bytes": round(
+            round_.batch * round_.width * target.num_layers * query_elements(target.attention) * element_bytes
+        ),
+    }
+
+
+def _expected_bytes(target: TargetShape, tokens: float, element_bytes: int, is_packed: bool) -> float:
+    """Routed experts of all layers that tokens touch under a uniform router, beyond those that they must touch."""
+    if target.moe is None:
+        return 0.0
+    beyond = max(0.0, experts_touched(target.moe, tokens) - fewest_experts(target.moe))
+    num_moe = sum(target.is_moe_layer(layer) for layer in range(target.num_layers))
+    return num_moe * beyond * expert_bytes(target.moe, target.hidden, element_bytes, is_packed)
+
+
 def _context_bytes(target: TargetShape, round_: TypicalRound, element_bytes: int) -> int:
     """Context rows of all layers, once per request: those bytes of verify that all nodes of a tree can share."""
     rows = round_.batch * round_.context * target.num_layers
@@ -133,6 +161,13 @@ def row_elements(shape: GQAShape | MLAShape) -> int:
     if isinstance(shape, GQAShape):
         return 2 * shape.num_kv_heads * shape.head_dim
     return shape.kv_lora_rank + shape.qk_rope_dim
+
+
+def query_elements(shape: GQAShape | MLAShape) -> int:
+    """Numbers of one token's queries in one layer, as attention reads them: those of latent attention absorbed."""
+    if isinstance(shape, GQAShape):
+        return shape.num_heads * shape.head_dim
+    return shape.num_heads * (shape.kv_lora_rank + shape.qk_rope_dim)
 
 
 def _products_per_pair(shape: GQAShape | MLAShape) -> int:
@@ -158,6 +193,11 @@ def expert_bytes(moe: MoEShape, hidden: int, element_bytes: int, is_packed: bool
 def experts_touched(moe: MoEShape, tokens: float) -> float:
     """Expected number of different experts held here that `tokens` tokens choose under a uniform router."""
     return moe.num_held * (1 - (1 - moe.top_k / moe.num_experts) ** tokens)
+
+
+def fewest_experts(moe: MoEShape) -> int:
+    """Experts held here that any tokens touch, were they all to choose the same and others where they can."""
+    return max(0, moe.top_k - (moe.num_experts - moe.num_held))
 
 
 def moe_cost(moe: MoEShape, hidden: int, tokens: float, element_bytes: int, is_packed: bool) -> Cost:

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ddbench.errors import SchemaError, UserError, did_you_mean
+from ddbench.parquet_files import write_parquet
 from ddbench.records import (
     MANIFEST_CURE,
     CaseResult,
@@ -248,7 +249,7 @@ def _arrow_type(annotation: Any) -> pa.DataType:
 def write_table(path: Path, record: type[Record], rows: Sequence[Record]) -> None:
     schema = table_schema(record)
     columns = {name: [getattr(row, name) for row in rows] for name in schema.names}
-    pq.write_table(pa.table(columns, schema=schema), path)
+    write_parquet(path, pa.table(columns, schema=schema))
 
 
 def read_table(path: Path, schema: pa.Schema) -> pa.Table:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddbench import units
-from ddbench.analysis.findings.traffic import is_wasteful
+from ddbench.analysis.findings.traffic import contradiction, is_wasteful
+from ddbench.analysis.profile.attention_reads import AttentionReads
 from ddbench.analysis.profile.moved import KernelBytes, StageBytes, kernel_bytes
 from ddbench.analysis.profile.profile import Profile
 from ddbench.analysis.profile.sharing import Readings
@@ -47,7 +48,8 @@ def bandwidth(evidence: Evidence) -> Section | Skipped:
         return skipped(evidence, "bandwidth", TITLE, reasons[:1])
     intro = (
         "Bytes through device memory per round, against the fewest that the shapes allow. Waste is moved over fewest: "
-        "1 is perfect, below 1 a cache served the rest. Counters see every kernel alone (copies are added from the "
+        "1 is perfect; below 1 a cache served the rest, or a target of routed experts touched fewer of them than the "
+        "uniform router that its fewest bytes expect. Counters see every kernel alone (copies are added from the "
         "timeline); samples see the memory while the case ran. Where the two disagree widely, believe neither before "
         "you know why.",
     )
@@ -65,7 +67,7 @@ def _stage_columns() -> tuple[Column, ...]:
         *CASE_STAGE,
         Column("Moved", tip="by counters and copies where there are any, else sampled"),
         Column("Fewest", tip="by the cost model of the case's typical round"),
-        Column("Waste", tip="moved / fewest"),
+        Column("Waste", tip="moved / fewest; the fewest of routed experts are an expectation, which may be too high"),
         Column("Kernels", tip="DRAM bytes read and written, by hardware counters", is_minor=True),
         Column("Copies", tip="copies and memsets, which counters do not see; read and written", is_minor=True),
         Column("Sampled", tip="sampled share of the DRAM's peak x peak x time of the stage", is_minor=True),
@@ -93,7 +95,7 @@ def whole_round(stages: tuple[StageBytes, ...]) -> StageBytes:
             return float(sum(known))
         return next(value for value in values if isinstance(value, NotMeasured))
 
-    names = ("fewest", "context", "counted", "copied", "sampled", "busy_ns")
+    names = ("fewest", "context", "expected", "counted", "copied", "sampled", "busy_ns")
     rest = {
         "num_samples": min(one.num_samples for one in stages),
         "sampled_error": sum(o.sampled_error for o in stages),
@@ -105,7 +107,7 @@ def _byte_cells(one: StageBytes, profile: Profile) -> tuple[Cell, ...]:
     rate = one.bytes_per_s
     return (
         bytes_cell(one.moved, "" if one.is_counted else "sampled"),
-        bytes_cell(one.fewest),
+        bytes_cell(one.fewest, tip=_expectation(one.expected)),
         ratio_cell(one.waste, is_bad=is_wasteful(one)),
         bytes_cell(one.counted),
         bytes_cell(one.copied),
@@ -134,6 +136,13 @@ def _of_ceiling(rate: float | NotMeasured, profile: Profile) -> float | NotMeasu
     return rate / profile.machine.typical.cold
 
 
+def _expectation(expected: float | NotMeasured) -> str:
+    """How much of the fewest bytes is none that is sure."""
+    if isinstance(expected, NotMeasured) or not expected:
+        return ""
+    return f"{units.byte_count(expected)} of them by an expectation of how many routed experts are touched"
+
+
 def _cache_cell(one: StageBytes, profile: Profile) -> Cell:
     """Samples are of the run itself; counters say whether they flushed."""
     counted = profile.case.counted
@@ -146,40 +155,79 @@ def _cache_cell(one: StageBytes, profile: Profile) -> Cell:
 
 
 def _readings(own: list[tuple[Cell, Profile]]) -> Iterator[Table]:
+    """By the kernels of attention, then by all that verify moved: the first is the direct answer."""
     columns = (
-        Column("Case", is_number=False),
-        Column("Verify moved"),
-        Column("Fewest", tip="weights, one reading of the context, results"),
-        Column("Context", tip="one reading of it"),
+        *cells.text_columns("Case", "By"),
+        Column("Moved", tip="by attention kernels: read from device memory; by all of verify: read and written"),
+        Column("Fewest", tip="attention: context and queries; all of verify: weights, one context, results"),
+        Column("Context", tip="one reading of it; by attention kernels: in the rounds that were counted"),
         Column("Cached", tip="at most so much was in the last-level cache already", is_minor=True),
         Column("Width", tip="verified tokens per request, each of which could have read it"),
-        Column("Readings at most", tip="if all that was moved beyond the rest had been context"),
+        Column(
+            "Readings at most",
+            tip="from device memory, if all that was moved beyond the rest had been context; what the L2 serves "
+            "again within a kernel is not in it",
+        ),
         Column("Verdict", is_number=False),
     )
     rows = []
     for label, profile in own:
-        found = profile.readings
-        if isinstance(found, NotMeasured):
-            rows.append((label, *(cells.missing_cell(found.not_measured),) * (len(columns) - 1)))
-            continue
-        rows.append(
-            (
-                label,
-                bytes_cell(found.moved, found.source),
-                bytes_cell(found.fewest),
-                bytes_cell(found.context),
-                bytes_cell(found.cached),
-                number_cell(found.width),
-                number_cell(found.most),
-                _verdict_cell(found),
-            )
-        )
+        direct, room = profile.attention_reads, profile.readings
+        for name, found in (("attention kernels", direct), ("all of verify", room)):
+            about = (label, cells.text_cell(name))
+            if isinstance(found, NotMeasured):
+                rows.append((*about, *(cells.missing_cell(found.not_measured),) * (len(columns) - 2)))
+            elif isinstance(found, AttentionReads):
+                rows.append((*about, *_kernel_readings(found)))
+            else:
+                rows.append((*about, *_room_readings(found)))
     yield from table("How often verify can have read the context from memory", columns, rows)
 
 
-def _verdict_cell(found: Readings) -> Cell:
+def _kernel_readings(found: AttentionReads) -> tuple[Cell, ...]:
+    cached = bytes_cell(0.0) if found.is_flushed else cells.missing_cell("caches were not flushed before a kernel")
+    return (
+        bytes_cell(found.read, "hardware counters"),
+        bytes_cell(found.context + found.queries, tip="" if found.queries else "the queries are not known"),
+        bytes_cell(found.context),
+        cached,
+        number_cell(found.width),
+        Cell(units.significant(found.times), "" if found.is_telling else "no bound", sort=found.times),
+        _kernel_verdict(found),
+    )
+
+
+def _kernel_verdict(found: AttentionReads) -> Cell:
+    if not found.is_flushed:
+        tip = "caches were kept: what they served is not in it, so that it bounds nothing"
+        return cells.text_cell("not excluded", tip, "warn")
+    if found.is_contradicted:
+        tip = "less than one reading cannot be where caches were flushed"
+        return cells.text_cell("cannot tell", tip, "warn")
+    return _shared_cell(found)
+
+
+def _room_readings(found: Readings) -> tuple[Cell, ...]:
+    return (
+        bytes_cell(found.moved, found.source),
+        bytes_cell(found.fewest, tip=_expectation(found.expected)),
+        bytes_cell(found.context),
+        bytes_cell(found.cached),
+        number_cell(found.width),
+        cells.missing_cell(contradiction(found)) if found.is_contradicted else number_cell(found.most),
+        _room_verdict(found),
+    )
+
+
+def _room_verdict(found: Readings) -> Cell:
+    if found.is_contradicted:
+        return cells.text_cell("cannot tell", contradiction(found), "warn")
     if not found.is_visible:
         return cells.text_cell("too small to tell", "a reading per token would not show in the sum", "quiet")
+    return _shared_cell(found)
+
+
+def _shared_cell(found: AttentionReads | Readings) -> Cell:
     if found.is_once:
         return cells.text_cell("read once", tone="good")
     if found.is_shared:

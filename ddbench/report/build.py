@@ -14,7 +14,7 @@ from ddbench.errors import UserError, did_you_mean
 from ddbench.report.console import print_report
 from ddbench.report.document import DATA, Download, Report, Section
 from ddbench.report.evidence import evidence_of
-from ddbench.report.html import is_inside, render_html
+from ddbench.report.html import render_html
 from ddbench.report.markdown import FIGURES, render_markdown
 from ddbench.report.provenance import RUN_FILES
 from ddbench.report.sections import make_report
@@ -34,7 +34,7 @@ def build_report(run_folders: Sequence[Path], formats: Sequence[str], out: Path 
     place = out if out is not None else run_folders[0] / "report"
     with _no_collection():
         report = _with_paths(report_on(run_folders), run_folders, place)
-        return [path for name in dict.fromkeys(formats) for path in FORMATS[name](report, place)]
+        return list(dict.fromkeys(path for name in formats for path in FORMATS[name](report, place)))
 
 
 @contextmanager
@@ -96,7 +96,7 @@ def _print_summary(report: Report, place: Path) -> list[Path]:
 def _write_html(report: Report, place: Path) -> list[Path]:
     return [
         write_out(place / "report.html", render_html(report)),
-        *_write_data([file for file in _downloads(report) if not is_inside(file)], place),
+        *_write_data(_downloads(report), place),
     ]
 
 

@@ -90,6 +90,9 @@ def _state_cell(one: ToolPass) -> Cell:
         return cells.text_cell("failed", one.capture.fault.what, "bad", one.capture.fault.reason.replace("_", " "))
     if one.unusable:
         return cells.text_cell("withheld", one.unusable, "warn")
+    if one.capture.counted_kernels:
+        tip = f"by choice, kernels named {one.capture.counted_kernels} alone: no sum over a stage is formed"
+        return cells.text_cell("some kernels", tip)
     return cells.text_cell("whole", tone="good")
 
 
@@ -115,7 +118,7 @@ def _ledger(own: Own) -> Iterator[Table]:
             for basis in BASIS_TIPS
         ]
         count = sum(line.count for line in lines.values())
-        whole = [share_cell(1.0 if total else 0.0, f"{units.grouped(count)} ops"), us_cell(total)]
+        whole = [share_cell(1.0 if total else 0.0, _counted(one.capture, count)), us_cell(total)]
         rows.append((label, cells.text_cell(one.tool), *shares, *whole))
     columns = (
         *cells.text_columns("Case", "Tool"),
@@ -125,6 +128,15 @@ def _ledger(own: Own) -> Iterator[Table]:
         Column("Device time", "us", "of all ops in the window"),
     )  # fmt: skip
     yield from table("Ledger: what the stage of device time rests on", columns, rows)
+
+
+def _counted(capture: Capture, count: int) -> str:
+    """How many ops the ledger is of; of all, where some were left out on purpose."""
+    if not capture.counted_kernels:
+        return f"{units.grouped(count)} ops"
+    if isinstance(capture.num_left_out, NotMeasured):
+        return f"{units.grouped(count)} kernels, by choice"
+    return f"{units.grouped(count)} of {units.grouped(count + capture.num_left_out)} kernels, by choice"
 
 
 def _ops(lines: Mapping[Basis, LedgerLine], basis: Basis) -> str:

@@ -1,8 +1,8 @@
 """The rows behind the report as CSV files: exact values with their interval, n and reason, for other tools to read.
 
-They come with the report whatever its format: inside the page, beside the Markdown. Times of single rounds stay in the
-run folder's parquet tables, which the raw-data section names. Text that a spreadsheet would take for a formula is
-marked with a leading apostrophe; apart from that every name is exact.
+They lie beside the report, in `DATA`, whatever its format. Times of single rounds stay in the run folder's parquet
+tables, which the raw-data section names. A report on one run does not name it in every row. Text that a spreadsheet
+would take for a formula is marked with a leading apostrophe; apart from that every name is exact.
 """
 
 from __future__ import annotations
@@ -52,11 +52,12 @@ def _safe(value: Any) -> Any:
 
 def downloads(evidence: Evidence) -> tuple[Download, ...]:
     """Every file that has a row."""
+    first = 1 if len(evidence.frames.manifests) == 1 else 0  # column; the run is only told where there are several
     found = []
     for name, (about, columns, rows) in FILES.items():
-        own = list(rows(evidence))
+        own = [row[first:] for row in rows(evidence)]
         if own:
-            found.append(Download(f"{name}.csv", about, len(own), csv_text(columns, own)))
+            found.append(Download(f"{name}.csv", about, len(own), csv_text(columns[first:], own)))
     return tuple(found)
 
 
@@ -109,9 +110,8 @@ def _accepted(evidence: Evidence) -> Iterator[Row]:
 def _counters(evidence: Evidence) -> Iterator[Row]:
     for (run, case_id), result in evidence.frames.results.items():
         if isinstance(result, OkResult):
-            own = (run, case_id, result.case.arm, evidence.case_labels[run, case_id])
             for name, count in counters_of(result).items():
-                yield (*own, name, count, counter(name).direction)
+                yield (run, case_id, name, count, counter(name).direction)
 
 
 def _cases(evidence: Evidence) -> Iterator[Row]:
@@ -161,7 +161,7 @@ def _skipped(evidence: Evidence) -> Iterator[Row]:
         yield (row.run, row.arm, row.label, row.reason)
 
 
-# file -> (what one row is, columns, rows)
+# file -> (what one row is, columns from the run on, rows)
 FILES: dict[str, tuple[str, tuple[str, ...], Rows]] = {
     "metrics": (
         "one metric of one setting: value, interval, n, or why it was not measured",
@@ -184,8 +184,8 @@ FILES: dict[str, tuple[str, tuple[str, ...], Rows]] = {
         _accepted,
     ),
     "counters": (
-        "one counter of one case: exact, free of noise",
-        ("run", "case_id", "arm", "label", "counter", "count", "better"),
+        "one counter of one case, which cases.csv tells of: exact, free of noise",
+        ("run", "case_id", "counter", "count", "better"),
         _counters,
     ),
     "captured-passes": (

@@ -1,13 +1,13 @@
-"""Report -> one HTML file that needs nothing else: style, script, drawings and raw rows are inside, the network is
-never asked.
+"""Report -> one HTML file that needs nothing else to be read: style, script and drawings are inside, the network is
+never asked. Raw rows lie beside it, and it links to them.
 
 Everything in the document is escaped: by the template, and for table rows (of which there may be many thousand) by
-`_rows`. Drawings are the exception: matplotlib has escaped their text.
+`_rows`. Drawings are the exception: matplotlib has escaped their text. What a table would say over and over (what a
+name stands for, a sort key that is the text) is said once, and `page.js` fills it in.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,25 +17,22 @@ from markupsafe import Markup, escape
 
 from ddbench import units
 from ddbench.report import plots
-from ddbench.report.document import DATA, LONGEST, Cell, Download, Panel, Report, Skipped, Table, visible
+from ddbench.report.document import DATA, LONGEST, Cell, Panel, Report, Skipped, Table, visible
 
 _HERE = Path(__file__).parent
 _LINE = 48  # characters of a text from which it is given room rather than height
 _LONG_VALUE = re.compile("=(?=[^ =]{5})")  # a short value stays with its name
 _COLORS = {"ink": "currentColor", "rule": "var(--rule)", "faint": "var(--faint)", "paper": "var(--paper)"}
-LARGEST_INSIDE = 1_000_000  # bytes of a download that the page carries; a larger one lies beside it
 
 
 def render_html(report: Report) -> str:
     """The whole page."""
     environment = templates_in(_HERE)
     environment.tests["skipped"] = lambda section: isinstance(section, Skipped)
-    environment.tests["inside"] = is_inside
     environment.filters["drawing"] = _drawing
     environment.filters["rows"] = _rows
     environment.filters["breakable"] = _breakable
     environment.filters["lines"] = _lines
-    environment.filters["embedded"] = _embedded
     environment.filters["size"] = lambda download: units.byte_count(len(download.text.encode()))
     environment.filters["count"] = units.grouped
     template = environment.get_template("page.html.j2")
@@ -54,11 +51,6 @@ def templates_in(folder: Path) -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         finalize=_finalize,
     )
-
-
-def is_inside(download: Download) -> bool:
-    """The page carries the rows themselves."""
-    return len(download.text.encode()) <= LARGEST_INSIDE
 
 
 def _finalize(value: object) -> object:
@@ -84,35 +76,54 @@ def _breakable(text: str) -> Markup:
 def _rows(table: Table) -> Markup:
     """The body of a table. Written without the template: rows times columns is what a page mostly consists of."""
     is_number = [column.is_number for column in table.columns]
-    lines = (
-        "<tr>" + "".join(_cell(cell, *place) for cell, place in zip(row, enumerate(is_number), strict=True)) + "</tr>\n"
-        for row in table.rows
-    )
+    above: Cell | None = None
+    lines = []
+    for row in table.rows:
+        cells = (_cell(cell, *place) for cell, place in zip(row[1:], enumerate(is_number[1:], 1), strict=True))
+        lines.append(f"<tr>{_cell(row[0], 0, is_number[0], above)}{''.join(cells)}</tr>\n")
+        above = row[0]
     return Markup("".join(lines))
 
 
-def _cell(cell: Cell, place: int, is_number: bool) -> str:
+def _cell(cell: Cell, place: int, is_number: bool, above: Cell | None = None) -> str:
     """One cell. The first of a row is its header; a text that is not shown whole is kept whole for the download."""
     tag = "td" if place else 'th scope="row"'
     names = ["n"] if is_number else ["long"] if len(cell.text) > _LINE else []
     names += [cell.tone] if cell.tone != "plain" else []
-    attributes = "".join(_attributes(cell, " ".join(names), is_number))
-    text = _breakable(_short(cell.text))
+    attributes = "".join(_attributes(cell, " ".join(names), is_number, above))
+    return f"<{tag}{attributes}>{_shown(cell)}</{tag[:2]}>"
+
+
+def _shown(cell: Cell) -> str:
     detail = f"<small>{escape(visible(_short(cell.detail)))}</small>" if cell.detail else ""
-    return f"<{tag}{attributes}>{text}{detail}</{tag[:2]}>"
+    return f"{_breakable(_short(cell.text))}{detail}"
 
 
-def _attributes(cell: Cell, names: str, is_number: bool) -> Iterator[str]:
+def _attributes(cell: Cell, names: str, is_number: bool, above: Cell | None) -> Iterator[str]:
     if names:
         yield f' class="{names}"'
-    if cell.sort is None:
-        yield ' data-sort=""'  # a missing value, which sorts last either way
-    elif is_number or cell.sort != cell.text:
-        yield f' data-sort="{escape(units.repeatable(cell.sort))}"'
+    key = _sort_key(cell, is_number)
+    if key != cell.text:
+        yield f' data-sort="{escape(key)}"'
     if len(cell.text) > LONGEST:
         yield f' data-full="{escape(visible(cell.text))}"'
-    if cell.tip or len(cell.text) > LONGEST:
-        yield f' title="{escape(visible(cell.tip or cell.text))}"'
+    tip = _tip(cell)
+    known = _tip(above) if above is not None and _shown(above) == _shown(cell) else ""
+    if tip != known:
+        yield f' title="{escape(visible(tip))}"'
+
+
+def _sort_key(cell: Cell, is_number: bool) -> str:
+    """Empty for a missing value, which sorts last either way. Nine digits of a fraction tell values apart."""
+    if cell.sort is None:
+        return ""
+    if is_number and isinstance(cell.sort, float) and not cell.sort.is_integer():
+        return f"{cell.sort:.9g}"
+    return units.repeatable(cell.sort)
+
+
+def _tip(cell: Cell) -> str:
+    return cell.tip or (cell.text if len(cell.text) > LONGEST else "")
 
 
 def _short(text: str) -> str:
@@ -122,11 +133,3 @@ def _short(text: str) -> str:
 def _lines(text: str) -> str:
     """A log as its lines, whatever ends them."""
     return "\n".join(text.replace("\r\n", "\n").replace("\r", "\n").strip("\n").split("\n"))
-
-
-def _embedded(download: Download) -> Markup:
-    """The rows as a JSON string that no markup in them can leave."""
-    text = json.dumps(download.text, ensure_ascii=False)
-    for character in ("<", ">", "&", "\u2028", "\u2029"):
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)

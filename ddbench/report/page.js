@@ -71,6 +71,16 @@ function save(name, text) {
   setTimeout(() => URL.revokeObjectURL(url), 10000);
 }
 
+// The header of a row says what it stands for; rows below of the same name have it from there.
+for (const body of document.querySelectorAll("tbody")) {
+  let above = null;
+  for (const { cells: [head] } of body.rows) {
+    if (above?.innerHTML === head.innerHTML && !head.hasAttribute("title")) head.title = above.title;
+    above = head;
+  }
+  for (const head of body.querySelectorAll('[title=""]')) head.removeAttribute("title");
+}
+
 // Above every table: its download, and for a long one a filter of its rows.
 const FEW_ROWS = 20;
 for (const holder of document.querySelectorAll(".table")) {
@@ -96,11 +106,6 @@ for (const holder of document.querySelectorAll(".table")) {
   tools.append(button);
   if (title.tagName === "H3") title.replaceWith(make("div", { className: "head" }, title.cloneNode(true), tools));
   else title.after(tools);
-}
-for (const button of document.querySelectorAll("[data-file]")) {
-  const rows = [...document.querySelectorAll("script[data-rows]")].find((own) => own.dataset.rows === button.dataset.file);
-  button.hidden = false;
-  button.addEventListener("click", () => save(button.dataset.file, JSON.parse(rows.textContent)));
 }
 
 // What a cell says on demand: to a mouse that rests on it, to a finger that taps it, to a keyboard that moves to it.

@@ -24,6 +24,7 @@ from matplotlib.figure import Figure as Drawing
 from ddbench import units
 from ddbench.engine.stages import ROUND_STAGES, Stage
 from ddbench.report.document import visible
+from ddbench.report.drawing_text import compact
 
 # Okabe and Ito's colours, which stay apart for colour-blind readers; yellow is darkened to show on white.
 PALETTE: tuple[str, ...] = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b5a642", "#8c8c8c")
@@ -153,7 +154,7 @@ def _finish(drawing: Drawing) -> str:
     text = text[text.index("<svg") :]
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = text.replace("'DejaVu Sans'", "system-ui, 'Segoe UI', 'DejaVu Sans'")
-    return text.strip() + "\n"
+    return compact(text).strip() + "\n"
 
 
 def _on(color: str) -> str:

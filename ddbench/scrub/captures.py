@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Literal, get_origin
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ddbench.analysis.captures import Tools
 from ddbench.analysis.tables import capture_schema, read_capture_table
 from ddbench.captured import CAPTURE_TABLES, TABLES_OF, Capture
+from ddbench.parquet_files import write_parquet
 from ddbench.scrub.words import Redactor
 from ddbench.spec import Record, Tool
 
@@ -47,7 +47,7 @@ def write_captures(
             table = read_capture_table(source / f"{tool}-{name}.parquet", record, _CURE)
             scrub_name = redactor.symbol if name in _SYMBOLS else redactor.name
             columns = [_scrubbed(table, column, record, redactor, scrub_name) for column in table.column_names]
-            pq.write_table(pa.table(columns, schema=capture_schema(record)), copy / f"{tool}-{name}.parquet")
+            write_parquet(copy / f"{tool}-{name}.parquet", pa.table(columns, schema=capture_schema(record)))
 
 
 def _scrubbed(

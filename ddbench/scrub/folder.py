@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from ddbench.analysis.captures import Tools, load_captures
 from ddbench.errors import UserError
 from ddbench.harness.store import TABLES, RunFolder, json_text, open_run, table_schema
+from ddbench.parquet_files import write_parquet
 from ddbench.records import Ceilings, OkResult, ResultFile
 from ddbench.scrub.captures import capture_files, write_captures
 from ddbench.scrub.traces import scrub_sqlite
@@ -106,9 +106,8 @@ def _write_records(source: RunFolder, captures: Mapping[str, Tools], copy: Path,
         folder.mkdir()
         _write(folder / "result.json", ResultFile(result=result), redactor)
         for name in TABLES if isinstance(result, OkResult) else ():
-            pq.write_table(
-                scrubbed_table(source.table(case_id, name), TABLES[name], redactor), folder / f"{name}.parquet"
-            )
+            table = scrubbed_table(source.table(case_id, name), TABLES[name], redactor)
+            write_parquet(folder / f"{name}.parquet", table)
         if case_id in captures:
             here, there = source.case_folder(case_id) / "captures", folder / "captures"
             write_captures(here, there, captures[case_id], redactor, partial(_write, redactor=redactor))

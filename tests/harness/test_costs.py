@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from ddbench.harness.costs import (
     draft_cost,
     expert_bytes,
     experts_touched,
+    fewest_experts,
     linear_cost,
     materialize_cost,
     stage_costs,
@@ -109,6 +111,41 @@ def test_context_bytes_are_those_that_grow_with_the_context() -> None:
         assert not isinstance(two.context_bytes, NotMeasured), name
         assert two.num_bytes - one.num_bytes == pytest.approx(two.context_bytes - one.context_bytes, abs=2), name
         assert two.context_bytes == 11 * one.context_bytes
+
+
+def test_experts_that_only_a_uniform_router_touches_are_an_expectation() -> None:
+    """60 layers of K2.6 at 64 tokens: of the whole target 8 experts a layer are sure, of a rank's share none."""
+    wide = replace(ONE_TOKEN, width=64)
+    for name, touched, sure in (("kimi-k2.6", 8 * 35.5, 8), ("k2.6-ep8-rank", 35.5, 0)):
+        (cost,) = stage_costs(TARGETS[name], K2_DRAFTER, wide, 2, True, {"verify"})
+        assert cost.expected_bytes == pytest.approx(60 * (touched - sure) * 24.8 * MB, rel=0.01), name
+        assert cost.expected_bytes < cost.num_bytes
+    for name, target in TARGETS.items():
+        for cost in stage_costs(target, K2_DRAFTER, wide, 2, False, set(Stage)):
+            has_experts = target.moe is not None and cost.stage == "verify"
+            assert bool(cost.expected_bytes) == has_experts, (name, cost.stage)
+
+
+def test_one_token_of_a_whole_target_leaves_nothing_to_expect() -> None:
+    (cost,) = stage_costs(K2, K2_DRAFTER, ONE_TOKEN, 2, True, {"verify"})
+    assert cost.expected_bytes == pytest.approx(0, abs=2)
+
+
+@pytest.mark.parametrize(("experts", "held", "chosen"), [(6, 6, 2), (6, 3, 2), (6, 3, 4), (5, 4, 3), (4, 1, 4)])
+def test_the_fewest_experts_are_those_of_the_worst_choice(experts: int, held: int, chosen: int) -> None:
+    """Every choice of a token, tried; all tokens may choose alike."""
+    moe = MoEShape(num_experts=experts, top_k=chosen, expert_width=1, num_local_experts=held)
+    choices = itertools.combinations(range(experts), chosen)
+    assert fewest_experts(moe) == min(sum(expert < held for expert in choice) for choice in choices)
+    assert fewest_experts(moe) <= experts_touched(moe, 1) + 1e-9
+
+
+def test_queries_by_hand() -> None:
+    """Absorbed queries of 64 tokens of K2.6: 61 layers, 64 heads, 512 + 64 numbers; about one context of 4096 rows."""
+    wide = replace(ONE_TOKEN, width=64, context=4096)
+    (cost,) = stage_costs(K2, K2_DRAFTER, wide, 2, True, {"verify"})
+    assert cost.query_bytes == 64 * 61 * 64 * 576 * 2
+    assert cost.query_bytes == cost.context_bytes
 
 
 def test_only_stages_that_ran_have_a_floor() -> None:

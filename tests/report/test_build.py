@@ -44,8 +44,10 @@ def test_rendering_in_another_process_gives_the_same_bytes_without_torch(full_ru
 
 def test_reports_go_into_the_run_folder_by_default(run_of) -> None:
     run = run_of(cases=make_cases(arms=("ar", "chain"), concurrencies=(1,), num_requests=3, max_new_tokens=8))
-    assert build_report([run], ("html",)) == [run / "report" / "report.html"]
-    assert [path.name for path in (run / "report").iterdir()] == ["report.html"]
+    page, *rows = build_report([run], ("html",))
+    assert page == run / "report" / "report.html"
+    assert {path.parent for path in rows} == {run / "report" / "data"}
+    assert {path.name for path in (run / "report").iterdir()} == {"report.html", "data"}
 
 
 def test_unknown_format_names_the_close_one(full_run: Path) -> None:
@@ -69,7 +71,7 @@ def test_a_place_that_cannot_be_written_is_a_user_error(full_run: Path, tmp_path
 def test_several_runs_make_one_report(run_of, tmp_path: Path) -> None:
     cases = make_cases(arms=("ar", "chain"), concurrencies=(1,), num_requests=4, max_new_tokens=12)
     runs = [run_of(name, cases=cases, seed=seed) for seed, name in enumerate(("left", "right"))]
-    (html,) = build_report(runs, ("html",), tmp_path / "out")
+    html, *_ = build_report(runs, ("html",), tmp_path / "out")
     text = html.read_text()
     for letter, name in (("A", "left"), ("B", "right")):
         assert f"Run {letter}: 20250101T000000Z-{name} (ddbench 0.1.0" in text
@@ -86,7 +88,7 @@ def test_runs_that_differ_say_in_what(run_of, tmp_path: Path) -> None:
         run_of(name, cases=make_cases(arms=("ar", "chain"), concurrencies=(1,), num_requests=4, **plan))
         for name, plan in plans.items()
     ]
-    (html,) = build_report(runs, ("html",), tmp_path / "out")
+    html, *_ = build_report(runs, ("html",), tmp_path / "out")
     assert "They differ in workload." in html.read_text()
     assert FORMATS.keys() == {"html", "md", "console", "summary"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import re
 from collections.abc import Callable
@@ -10,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from ddbench import units
 from ddbench.analysis.frames import load_run
 from ddbench.analysis.synthetic import make_cases
 from ddbench.analysis.synthetic_captures import CapturePlan
-from ddbench.captured import CAPTURE_TABLES, CaptureFault
+from ddbench.captured import CAPTURE_TABLES, CaptureFault, LedgerLine
 from ddbench.report.bandwidth import bandwidth
 from ddbench.report.captures import captures
 from ddbench.report.copies import copies
@@ -128,6 +130,67 @@ def test_a_round_is_the_sum_of_its_stages(evidence) -> None:
     for title in ("Kernels", "Copies", "Launch calls", "Syncs", "Busy"):
         values = column(counts, title)
         assert values[0] == pytest.approx(sum(values[1:]), rel=0.02)
+
+
+def test_readings_stand_by_what_they_are_drawn_from(evidence) -> None:
+    """Without kernels that are known as attention, all of verify is what answers, and why they do not is said."""
+    table = table_of(bandwidth(evidence(waste={"verify": 1.2})), "How often verify")
+    assert [row[1].text for row in table.rows] == ["attention kernels", "all of verify"]
+    assert table.rows[1][-1].text == "read once"
+    assert any("attention 'tree_triton' alone" in note for note in table.notes), table.notes
+    short = table_of(bandwidth(evidence(waste={"verify": 0.7})), "How often verify")
+    assert short.rows[1][-1].text == "cannot tell"
+    assert "expectation" in short.rows[1][-1].tip
+
+
+def test_kernels_of_attention_have_a_row(evidence) -> None:
+    own = evidence(waste={"verify": 1.2})
+    frames = own.frames
+    names = {"verify_kernel_2": "_tree_attention_hopper_kernel"}
+    tables = {
+        table: getattr(frames, table).assign(name=getattr(frames, table)["name"].astype(object).replace(names))
+        for table in ("kernel_counters", "device_ops")
+    }
+    results = {
+        key: result.model_copy(
+            update={
+                "case": result.case.model_copy(
+                    update={"engine": result.case.engine.model_copy(update={"attention": "tree_triton"})}
+                )
+            }
+        )
+        for key, result in frames.results.items()
+    }
+    counters = tables["kernel_counters"]
+    is_read = counters["name"].isin(names.values()) & (counters["metric"] == "dram_read")
+    tables["kernel_counters"] = counters.assign(value=counters["value"].where(~is_read, 5e5))
+    found = evidence_of(dataclasses.replace(frames, results=results, **tables))
+    row = table_of(bandwidth(found), "How often verify").rows[0]
+    assert (row[1].text, row[2].sort, row[-1].text) == ("attention kernels", 5e5, "read once")
+    assert (row[-2].sort, row[-2].detail) == (pytest.approx(5e5 / row[4].sort), "")
+    tables["kernel_counters"] = counters.assign(value=counters["value"].where(~is_read, 1e5))
+    found = evidence_of(dataclasses.replace(frames, results=results, **tables))
+    row = table_of(bandwidth(found), "How often verify").rows[0]
+    assert (row[-2].detail, row[-1].text) == ("no bound", "cannot tell")
+
+
+def test_a_ledger_of_chosen_kernels_says_of_how_many(evidence) -> None:
+    own = evidence()
+    frames = own.frames
+    lines = (LedgerLine(basis="launch", count=61, time_ns=1000),)
+    captures_ = {
+        key: {
+            tool: one.model_copy(
+                update={"counted_kernels": "_mla_.*", "num_left_out": 1439, "ledger": lines} if tool == "ncu" else {}
+            )
+            for tool, one in tools.items()
+        }
+        for key, tools in frames.captures.items()
+    }
+    found = captures(evidence_of(dataclasses.replace(frames, captures=captures_)))
+    assert table_of(found, "Ledger").rows[1][6].detail == f"61 of {units.grouped(1500)} kernels, by choice"
+    state = table_of(found, "What was recorded").rows[1][2]
+    assert (state.text, "_mla_.*" in state.tip, state.tone) == ("some kernels", True, "plain")
 
 
 def test_sources_that_disagree_are_marked(evidence) -> None:

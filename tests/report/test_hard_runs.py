@@ -36,6 +36,7 @@ from ddbench.report.sections import make_report
 from ddbench.spec import Case
 
 ROOT = Path(__file__).resolve().parents[2]
+FIRST_SCHEMA = Path(__file__).parent / "fixtures" / "first-schema"
 SMALL = {"num_requests": 6, "max_new_tokens": 16}
 LOG = "loading\r\nwarming up\r\nRuntimeError: illegal ``` access at <0x7f> | see &docs"
 
@@ -243,10 +244,10 @@ def test_runs_merge_in_the_order_given_and_to_the_same_bytes(run_of) -> None:
 
 
 def test_a_run_of_the_first_schema_is_still_read(tmp_path: Path) -> None:
-    """The committed evidence, which nobody can measure again."""
-    paths = build_report([ROOT / "reports" / "2026-11-arms-h200-eager"], ("html", "md"), tmp_path)
+    """Two of its twelve cases are left: it is a report of a run that was interrupted."""
+    paths = build_report([FIRST_SCHEMA], ("html", "md"), tmp_path)
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "H200" in text
+    assert "2 of 12 planned cases were measured on NVIDIA H200" in text
     assert all(path.is_relative_to(tmp_path) for path in paths)
     assert "../cases" not in text
 
@@ -306,25 +307,39 @@ def test_every_format_of_one_run_and_of_several(hard_run: Path, run_of, tmp_path
 
 def test_paths_lead_from_a_report_to_its_own_run_only(run_of, tmp_path: Path) -> None:
     run = run_of(cases=make_cases(arms=("ar", "chain"), concurrencies=(1,), **SMALL))
-    (inside,) = build_report([run], ("html",))
-    (deep,) = build_report([run], ("html",), run / "report" / "deep")
-    (outside,) = build_report([run], ("html",), tmp_path / "elsewhere")
+    inside, *_ = build_report([run], ("html",))
+    deep, *_ = build_report([run], ("html",), run / "report" / "deep")
+    outside, *_ = build_report([run], ("html",), tmp_path / "elsewhere")
     for page, path in ((inside, "../manifest.json"), (deep, "../../manifest.json"), (outside, "manifest.json")):
         assert f">{path}</td>" in page.read_text(encoding="utf-8")
         assert page == outside or (page.parent / path).is_file()
 
 
-def test_large_rows_lie_beside_the_page(run_of, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page that carries too much is no page; nothing of it is lost."""
+def test_rows_lie_beside_the_page_and_are_linked(run_of) -> None:
+    """Whatever the format, every link leads to its rows, and no row lies there unlinked."""
     run = run_of(cases=make_cases(arms=("ar", "chain"), concurrencies=(1,), **SMALL))
-    monkeypatch.setattr("ddbench.report.html.LARGEST_INSIDE", 3500)
     page, *beside = build_report([run], ("html",))
-    text = page.read_text(encoding="utf-8")
-    assert [path.name for path in beside] == ["metrics.csv"]
-    assert beside[0].stat().st_size > 3500
-    assert "beside this page: data/metrics.csv" in text
-    assert 'data-rows="metrics.csv"' not in text
-    assert 'data-rows="cases.csv"' in text
+    links = re.findall(r'<a class="get" href="([^"]+)" download>', page.read_text(encoding="utf-8"))
+    assert {"data/metrics.csv", "data/cases.csv", "data/counters.csv"} <= set(links)
+    assert [page.parent / link for link in links] == beside
+    assert build_report([run], ("html", "md")).count(beside[0]) == 1
+
+
+def test_rows_name_their_run_where_there_are_several(run_of) -> None:
+    """And a counter is told by its case alone, which cases.csv describes."""
+    runs = [run_of(name, cases=make_cases(arms=("ar", "chain"), concurrencies=(1,), **SMALL)) for name in ("a", "b")]
+    one, two = (
+        {file.name: list(csv.DictReader(io.StringIO(file.text))) for file in downloads(evidence_of(frames))}
+        for frames in (load_run(runs[0]), merge_runs([load_run(run) for run in runs]))
+    )
+    assert one.keys() == two.keys()
+    for name, rows in one.items():
+        assert "run" not in rows[0]
+        assert {row["run"] for row in two[name]} == {load_run(run).manifests[0].run_id for run in runs}
+        assert list(two[name][0]) == ["run", *rows[0]]
+        assert len(two[name]) == 2 * len(rows)
+    assert list(one["counters.csv"][0]) == ["case_id", "counter", "count", "better"]
+    assert {row["case_id"] for row in one["counters.csv"]} <= {row["case_id"] for row in one["cases.csv"]}
 
 
 def test_headlines_of_hard_runs_count_every_fate(hard_run: Path) -> None:

@@ -78,8 +78,8 @@ def test_page_is_well_formed_and_ids_are_unique(name: str, request) -> None:
     page = Page(render_html(request.getfixturevalue(name)))
     assert page.open == []
     assert len(page.ids) == len(set(page.ids))
-    targets = {value[1:] for _, key, value in page.attributes if key in ("href", "xlink:href")}
-    assert targets <= set(page.ids)
+    targets = {value for _, key, value in page.attributes if key in ("href", "xlink:href")}
+    assert {target[1:] for target in targets if not target.startswith("data/")} <= set(page.ids)
 
 
 @pytest.mark.parametrize("name", ["full", "hostile_report"])
@@ -92,7 +92,7 @@ def test_page_asks_the_network_for_nothing(name: str, request) -> None:
     assert all(match.startswith("#") for match in re.findall(r"url\(([^)]*)\)", text))
     loading = [(tag, key, value) for tag, key, value in page.attributes if key in ("src", "srcset", "data", "action")]
     assert loading == []
-    assert all(value.startswith("#") for _, key, value in page.attributes if key.endswith("href"))
+    assert all(value.startswith(("#", "data/")) for _, key, value in page.attributes if key.endswith("href"))
     assert not {"link", "iframe", "object", "embed", "base", "img"} & set(page.tags)
     assert "default-src 'none'" in text
 
@@ -329,7 +329,8 @@ const holder = document.querySelector(".table");
 found.csv = csvOf(holder);
 found.tables = document.querySelectorAll(".table").length;
 found.buttons = document.querySelectorAll(".tools button.get").length;
-const order = () => [...holder.querySelectorAll("tbody tr")].map((row) => row.cells[1].dataset.sort);
+const keyOf = (cell) => cell.dataset.sort ?? textOf(cell);
+const order = () => [...holder.querySelectorAll("tbody tr")].map((row) => keyOf(row.cells[1]));
 const head = holder.querySelectorAll("thead th")[1];
 head.querySelector("button").click();
 found.ascending = [order(), head.getAttribute("aria-sort")];
@@ -345,8 +346,9 @@ showTip(document.activeElement);
 found.tip = [document.getElementById("tip").textContent, document.activeElement.getAttribute("aria-describedby")];
 press("Escape");
 found.closed = document.getElementById("tip").hidden;
-const rows = document.querySelector("[data-rows]");
-found.rows = rows && JSON.parse(rows.textContent);
+const link = document.querySelector(".files a");
+found.link = [link.getAttribute("href"), link.hasAttribute("download")];
+found.tips = [...document.querySelectorAll("#names tbody th")].map((own) => [own.textContent, tipOf(own)]);
 window.dispatchEvent(new Event("beforeprint"));
 found.folded = document.querySelectorAll("details:not([open])").length;
 document.body.replaceChildren(make("pre", { id: "found", textContent: JSON.stringify(found) }));
@@ -365,7 +367,11 @@ def test_script_sorts_tells_and_saves(tmp_path: Path) -> None:
     report = one_table(*rows, titles=("Name", "Value"))
     folded = Table("F", (Column("A", is_number=False),), ((Cell("x"),),), is_folded=True)
     more = Section("more", "More", tables=(folded, dataclasses.replace(folded, title="P", is_folded=False)))
-    page = render_html(dataclasses.replace(report, sections=(*report.sections, files, more)))
+    tips = (("a", "what a is"), ("a", "what a is"), ("b", "what b is"), ("b", "what b is"), ("b", ""), ("b", ""))
+    named = tuple(Cell(text, "same", tip) for text, tip in (*tips, ("b", "what b is"), ("c", "")))
+    names = Table("N", (Column("A", is_number=False),), tuple((cell,) for cell in named))
+    more = (files, more, Section("names", "Names", tables=(names,)))
+    page = render_html(dataclasses.replace(report, sections=(*report.sections, *more)))
     end = page.rindex("</script>")
     (tmp_path / "page.html").write_text(page[:end] + PROBE + page[end:], encoding="utf-8")
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile", "--dump-dom"]
@@ -380,11 +386,13 @@ def test_script_sorts_tells_and_saves(tmp_path: Path) -> None:
         ["'-x", "", "not seen"],
         ["c" * 600, "-3.5", ""],
     ]
-    assert found["tables"] == found["buttons"] == 3
+    assert found["tables"] == found["buttons"] == 4
     assert found["ascending"] == [["-3.5", "1200", ""], "ascending"]
     assert found["descending"] == [["1200", "-3.5", ""], "descending"]
     assert found["focused"] == "1\u202f200[1, 2]"
     assert found["tip"] == ["a tip", "tip"]
     assert found["closed"] is True
-    assert found["rows"] == "a\r\n</script>\r\n"
+    assert found["link"] == ["data/r.csv", True]
+    assert found["tips"] == [[cell.text + cell.detail, cell.tip] for cell in named]
+    assert page.count('title="what b is"') == 2
     assert found["folded"] == 0

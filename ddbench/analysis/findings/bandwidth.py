@@ -50,7 +50,10 @@ NO_COUNTERS = "bytes moved: that needs hardware counters of a profiler, which th
 INFERENCE_CHANGE = (
     "Counted bytes per stage would replace the inference; longer contexts, dearer to read again, let it tell more."
 )
-BYTES_CHANGE = "Longer contexts, dearer to read again, and counters where there are only samples would tell more."
+BYTES_CHANGE = (
+    "Longer contexts, dearer to read again, and bytes of attention's own kernels, counted from flushed caches, would "
+    "tell more."
+)
 _VERIFY = PARTS.index(Stage.VERIFY.value)
 
 
@@ -74,14 +77,14 @@ class _Gathered:
     gaps: list[object] = field(default_factory=list)
     rests_on: list[str] = field(default_factory=list)
     num_measured: int = 0  # concurrencies whose bytes were measured
-    num_counted: int = 0  # of these, by counters
+    sources: set[str] = field(default_factory=set)  # of these: counted, sampled
 
     @property
     def how(self) -> str:
         """What the answer is drawn from."""
         if not self.num_measured:
             return "By inference, as no bytes were counted."
-        how = {0: "sampled", self.num_measured: "counted"}.get(self.num_counted, "counted or sampled")
+        how = " or ".join(sorted(self.sources))
         if self.num_measured == sum(bool(part.sentence) for part in self.parts):
             return f"By the bytes that captures {how}."
         return f"By the bytes that captures {how}, where there are any, by inference elsewhere."
@@ -120,7 +123,7 @@ def _by_bytes(basis: Basis, concurrency: int, into: _Gathered) -> bool:
     into.gaps += [at(concurrency, gap) for gap in traffic_gaps(found)]
     into.rests_on.append(named(found.setting))
     into.num_measured += 1
-    into.num_counted += found.is_counted
+    into.sources |= found.sources
     return True
 
 

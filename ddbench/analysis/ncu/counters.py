@@ -6,7 +6,10 @@ supported by the chip: noted by the reader, never 0.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from ddbench.spec import Counters
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +44,17 @@ COUNTERS: dict[str, Counter] = {
     ),
     "waves": Counter(("launch__waves_per_multiprocessor",), "waves"),  # of blocks, one after the other on the SMs
 }
+BYTE_COUNTERS = ("time", "dram_read", "dram_write")  # one run of a kernel counts them all
 # DRAM's peak is the product of the two: bytes per cycle, cycles per second.
 DRAM_PEAK = ("dram__bytes.sum.peak_sustained", "dram__cycles_elapsed.avg.per_second")
 # All that a capture asks for. What a chip does not know is to be left out of the request, or ncu refuses it.
 METRIC_NAMES: tuple[str, ...] = (*(name for counter in COUNTERS.values() for name in counter.names), *DRAM_PEAK)
+
+
+def counters_of(choice: Counters) -> Mapping[str, Counter]:
+    """Those that a capture asks for."""
+    return COUNTERS if choice == "all" else {key: COUNTERS[key] for key in BYTE_COUNTERS}
+
 
 _PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}  # ncu's are decimal, of bytes as well
 _SECONDS = {

@@ -6,6 +6,7 @@ case has it, for the stages of replayed kernels: digest nsys before ncu.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,31 +16,41 @@ import pyarrow as pa
 
 from ddbench.analysis.digested import CaptureProblem, Digested
 from ddbench.analysis.ncu import report
-from ddbench.analysis.ncu.counters import COUNTERS
+from ddbench.analysis.ncu.counters import COUNTERS, counters_of
 from ddbench.analysis.ncu.page import read_page
 from ddbench.analysis.ncu.profile import Profile, counted, dram_peak_bytes_per_s
-from ddbench.analysis.ncu.stages import Placed, place
+from ddbench.analysis.ncu.stages import Placed, bare_name, place, rounds_of
 from ddbench.captured import KernelCounter, LedgerLine
 from ddbench.records import NotMeasured
+from ddbench.spec import Counters
 
 REPORT, PAGE, TIMELINE = "ncu.ncu-rep", "ncu.csv", "nsys-ops.parquet"
+_NO_PEAK: dict[Counters, str] = {
+    "all": "ncu did not report it",
+    "bytes": "only time and bytes were counted, by choice",
+}
 _WHOLE = 100.5  # %: less is rounding
 _TIMELINE_COLUMNS = ["kind", "name", "stage", "basis", "round", "is_replayed"]
 
 
-def digest_ncu(captures: Path) -> Digested:
-    """The table `counters` and what may be said about it. Raises `CaptureProblem`."""
+def digest_ncu(captures: Path, counted_kernels: str = "", counters: Counters = "all") -> Digested:
+    """The table `counters` and what may be said about it. Raises `CaptureProblem`.
+
+    `counted_kernels`, `counters`: what the driver was to count, as `CaptureSpec` says.
+    """
     profile, notes = _profile(captures / "raw")
     timeline, no_timeline = _timeline(captures / TIMELINE)
-    places, unplaced = place(profile.kernels, timeline)
+    chosen = _chosen(timeline, counted_kernels)
+    places, unplaced = place(profile.kernels, chosen)
     values = [counted(kernel) for kernel in profile.kernels]
     if not any(values):
         raise CaptureProblem("nothing", "the report has kernels, but none of the counters", "see COUNTERS")
     peak = dram_peak_bytes_per_s(profile)
     fields = {
         "ledger": _ledger(values, places),
-        "dram_peak_bytes_per_s": NotMeasured(not_measured="ncu did not report it") if peak is None else peak,
-        "notes": (*notes, *_remarks(values, profile), *no_timeline, *unplaced),
+        "dram_peak_bytes_per_s": NotMeasured(not_measured=_NO_PEAK[counters]) if peak is None else peak,
+        "num_left_out": _left_out(profile, timeline, chosen) if counted_kernels else 0,
+        "notes": (*notes, *_remarks(values, profile, counters), *no_timeline, *unplaced),
     }
     return Digested({"counters": _rows(profile, values, places)}, fields)
 
@@ -66,6 +77,28 @@ def _timeline(path: Path) -> tuple[pd.DataFrame | None, list[str]]:
         return None, [f"{path.name} cannot be read ({type(error).__name__})"]
 
 
+def _chosen(timeline: pd.DataFrame | None, counted_kernels: str) -> pd.DataFrame | None:
+    """Without the kernels that were not to be counted: a kernel's function name has to match as a whole."""
+    if timeline is None or not counted_kernels:
+        return timeline
+    expression = re.compile(counted_kernels)
+    known = {name: expression.fullmatch(bare_name(name)) is not None for name in timeline["name"].astype(str).unique()}
+    return timeline[timeline["name"].astype(str).map(known).to_numpy(dtype=bool)]
+
+
+def _left_out(profile: Profile, timeline: pd.DataFrame | None, chosen: pd.DataFrame | None) -> int | NotMeasured:
+    """Kernels of the counted rounds that by choice were not counted."""
+    if timeline is None or chosen is None:
+        return NotMeasured(not_measured="no nsys capture of the case says how many kernels its rounds have")
+    steps = set(rounds_of(profile.kernels))
+    of_all, of_chosen = (
+        int((own["round"].isin(steps) & (own["kind"] == "kernel")).sum()) for own in (timeline, chosen)
+    )
+    if not of_all:
+        return NotMeasured(not_measured="the nsys capture does not reach the rounds that were counted")
+    return of_all - of_chosen
+
+
 def _rows(profile: Profile, values: Sequence[Mapping[str, float]], places: Sequence[Placed]) -> pd.DataFrame:
     rows: list[tuple[Any, ...]] = []
     for index, (kernel, own, where) in enumerate(zip(profile.kernels, values, places, strict=True)):
@@ -85,11 +118,11 @@ def _ledger(values: Sequence[Mapping[str, float]], places: Sequence[Placed]) -> 
     return tuple(LedgerLine(basis=basis, count=len(own), time_ns=sum(own)) for basis, own in sorted(lines.items()))
 
 
-def _remarks(values: Sequence[Mapping[str, float]], profile: Profile) -> list[str]:
+def _remarks(values: Sequence[Mapping[str, float]], profile: Profile, counters: Counters) -> list[str]:
     """Counters that this chip lacks, those that some kernels lack, and shares of more than everything."""
     chip = f"compute capability {profile.chip}" if profile.chip else "this chip"
     notes = []
-    for key in COUNTERS:
+    for key in counters_of(counters):
         missing = sum(key not in own for own in values)
         if missing == len(values):
             notes.append(f"{key}: not counted, none of its names is known to {chip}")

@@ -31,8 +31,11 @@ class Placed:
 
 
 def place(kernels: Sequence[Kernel], timeline: pd.DataFrame | None) -> tuple[tuple[Placed, ...], tuple[str, ...]]:
-    """The place of each kernel, and what could not be told. `timeline`: device ops of the case's nsys capture."""
-    rounds = [_round(kernel) for kernel in kernels]
+    """The place of each kernel, and what could not be told.
+
+    `timeline`: device ops of the case's nsys capture, of the kernels that were to be counted.
+    """
+    rounds = rounds_of(kernels)
     found: list[Placed] = [_by_range(kernel) for kernel in kernels]
     notes: list[str] = []
     for step in sorted(set(rounds)):
@@ -42,6 +45,11 @@ def place(kernels: Sequence[Kernel], timeline: pd.DataFrame | None) -> tuple[tup
         if reason and without:
             notes.append(f"{without} kernels of {_called(step)} have no stage: {reason}")
     return tuple(found), tuple(notes)
+
+
+def rounds_of(kernels: Sequence[Kernel]) -> list[int]:
+    """The step of each kernel."""
+    return [_round(kernel) for kernel in kernels]
 
 
 def _called(step: int) -> str:

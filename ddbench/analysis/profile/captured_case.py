@@ -20,6 +20,7 @@ from ddbench.records import NotMeasured, OkResult
 from ddbench.spec import Tool
 
 FRAMES: tuple[str, ...] = ("device_ops", "host_calls", "host_ranges", "stage_samples", "kernel_counters")
+CLEAN_FRAMES: tuple[str, ...] = ("steps", "stages", "requests", "rounds")
 KERNEL_TIME = "time"  # among the counters: of a kernel, alone on the device
 TIMELINES: tuple[Tool, ...] = ("nsys", "torch")  # tools that record ops and calls, the better one first
 
@@ -82,6 +83,8 @@ class CapturedCase:
     passes: Mapping[Tool, ToolPass]
     steps: pd.DataFrame  # rounds of its clean and attributed passes
     stages: pd.DataFrame  # stage times of its attributed pass
+    requests: pd.DataFrame  # of the same passes as the steps
+    rounds: pd.DataFrame
 
     @property
     def timeline(self) -> ToolPass | NotMeasured:
@@ -115,7 +118,7 @@ class _Split:
 def captured_cases(frames: RunFrames) -> Mapping[Key, CapturedCase]:
     """(run, case) -> its captures, in the order of the cases; ok cases with captures only."""
     by_tool = [_split(getattr(frames, name), ["run", "case_id", "tool"]) for name in FRAMES]
-    steps, stages = (_split(getattr(frames, name), ["run", "case_id"]) for name in ("steps", "stages"))
+    by_case = {name: _split(getattr(frames, name), ["run", "case_id"]) for name in CLEAN_FRAMES}
     found = {}
     cases = frames.cases
     for run, case_id, setting in zip(cases["run"], cases["case_id"], cases["setting"], strict=True):
@@ -126,7 +129,8 @@ def captured_cases(frames: RunFrames) -> Mapping[Key, CapturedCase]:
                 for tool, capture in captures.items()
             }
             key = (str(run), str(case_id))
-            found[key] = CapturedCase(*key, str(setting), result, passes, steps.of(key), stages.of(key))
+            own = {name: split.of(key) for name, split in by_case.items()}
+            found[key] = CapturedCase(*key, str(setting), result, passes, **own)
     return found
 
 

@@ -34,6 +34,7 @@ class StageBytes:
     stage: str  # '': what no stage is known of
     fewest: Bytes  # by the cost model
     context: Bytes  # of these, one reading of the context
+    expected: Bytes  # of these, an expectation and no floor
     counted: Bytes  # of its kernels, by hardware counters
     copied: Bytes  # by copies and memsets
     sampled: Bytes  # DRAM share x peak x time
@@ -137,6 +138,7 @@ def _stage(
         stage=stage,
         fewest=no_cost if cost is None else float(cost.num_bytes),
         context=no_cost if cost is None else cost.context_bytes,
+        expected=no_cost if cost is None else cost.expected_bytes,
         counted=counted if isinstance(counted, NotMeasured) else counted.get(stage, 0.0),
         copied=copied if isinstance(copied, NotMeasured) else copied.get(stage, 0.0),
         sampled=share,
@@ -171,6 +173,8 @@ def _counted(one: ToolPass | NotMeasured) -> dict[str, float] | NotMeasured:
     kernels = _with_bytes(one)
     if isinstance(one, NotMeasured) or isinstance(kernels, NotMeasured):
         return kernels
+    if one.capture.counted_kernels:
+        return missing("only some kernels were counted, by choice: their bytes are no stage's")
     homeless = int((kernels["stage"] == "").sum())
     if homeless > MOST_HOMELESS * len(kernels):
         return missing(f"{homeless} of {len(kernels)} counted kernels have no stage")

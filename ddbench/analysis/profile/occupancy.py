@@ -83,12 +83,14 @@ def kernel_occupancy(case: CapturedCase) -> tuple[KernelOccupancy, ...] | NotMea
 def _kernel(one: ToolPass, stage: str, name: str, rows: pd.DataFrame) -> KernelOccupancy:
     took = kernel_time(rows, one)
     weights = np.ones(len(rows)) if isinstance(took, NotMeasured) else rows[KERNEL_TIME].to_numpy()
-    achieved, theoretical, tensor = (_mean(rows, metric, weights) for metric in (ACHIEVED, THEORETICAL, TENSOR))
+    achieved, theoretical, tensor = (_mean(one, rows, metric, weights) for metric in (ACHIEVED, THEORETICAL, TENSOR))
     return KernelOccupancy(stage, name, len(rows) / one.num_rounds, took, achieved, theoretical, tensor)
 
 
-def _mean(rows: pd.DataFrame, metric: str, weights: np.ndarray) -> float | NotMeasured:
+def _mean(one: ToolPass, rows: pd.DataFrame, metric: str, weights: np.ndarray) -> float | NotMeasured:
     """Over the launches that have the counter."""
+    if metric not in rows and one.capture.counters == "bytes":
+        return missing("only time and bytes were counted, by choice")
     if metric not in rows:
         return missing(f"the counters have no {metric.replace('_', ' ')}")
     values = rows[metric].to_numpy(np.float64)

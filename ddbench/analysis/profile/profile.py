@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ddbench.analysis.frames import RunFrames
+from ddbench.analysis.profile.attention_reads import AttentionReads, attention_reads
 from ddbench.analysis.profile.captured_case import CapturedCase, Key, captured_cases
 from ddbench.analysis.profile.device_time import DeviceTime, device_time
 from ddbench.analysis.profile.launches import RoundLaunches, round_launches
 from ddbench.analysis.profile.moved import StageBytes, stage_bytes
-from ddbench.analysis.profile.sharing import Readings, readings_of
+from ddbench.analysis.profile.sharing import SAMPLED, Readings, readings_of
 from ddbench.analysis.profile.tax import Tax, tax_of
 from ddbench.analysis.roofline import Machine, machine_of
 from ddbench.analysis.values import missing
@@ -53,10 +54,27 @@ class Profile:
             self.case, self.stage_bytes, machine if isinstance(machine, NotMeasured) else machine.cache_bytes
         )
 
+    @cached_property
+    def attention_reads(self) -> AttentionReads | NotMeasured:
+        """Of the context by verify's attention kernels."""
+        return attention_reads(self.case)
+
+    @property
+    def sharing(self) -> AttentionReads | Readings | NotMeasured:
+        """What tells most of how often the context was read: its kernels, where they bound it, else all of verify."""
+        direct, room = self.attention_reads, self.readings
+        if isinstance(direct, NotMeasured):
+            return room
+        if direct.is_telling or isinstance(room, NotMeasured) or not room.is_telling:
+            return direct
+        # Of caches that were kept, counters of the whole stage see no more than those of its kernels.
+        return room if direct.is_flushed or room.source == SAMPLED else direct
+
     @property
     def has_bytes(self) -> bool:
         """Something was counted or sampled."""
-        return any(not isinstance(one.moved, NotMeasured) for one in self.stage_bytes)
+        counted = not isinstance(self.attention_reads, NotMeasured)
+        return counted or any(not isinstance(one.moved, NotMeasured) for one in self.stage_bytes)
 
 
 def profiles_of(frames: RunFrames) -> Mapping[Key, Profile]:

@@ -2,7 +2,8 @@
 
 Of the bytes that verify moved, those that it must have moved anyway (its fewest bytes without the context, less what a
 cache may have served) are taken away: what is left is room for readings of the context. That bounds their number from
-above, whatever else was moved. Room for less than two is a proof that it was read once.
+above, whatever else was moved. Room for less than two is a proof that it was read once. Fewest bytes that are only
+expected (the routed experts that a uniform router would touch) may not have been moved: they are not taken away.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ddbench.analysis.values import missing
 from ddbench.engine.stages import Stage
 from ddbench.records import NotMeasured
 
+SAMPLED = "sampled DRAM bandwidth"
 RESOLUTION = 0.05  # of the fewest bytes: a context that is smaller, even once per token, would not show in the sum
 
 
@@ -31,7 +33,20 @@ class Readings:
     fewest: float
     context: float
     cached: float  # bytes that may have been in the cache already
+    expected: float | NotMeasured  # of the fewest, an expectation and no floor
+    error: float  # by which `moved` may be off
     source: str  # how the bytes were measured
+
+    @property
+    def is_contradicted(self) -> bool:
+        """Fewer bytes were moved than must have been: of one of the two numbers nothing may be concluded."""
+        expected = 0.0 if isinstance(self.expected, NotMeasured) else self.expected
+        return self.moved + self.error < self.fewest - expected - self.cached
+
+    @property
+    def is_telling(self) -> bool:
+        """The bytes show that not every token can have read it for itself."""
+        return self.is_visible and self.is_shared and not self.is_contradicted
 
     @property
     def is_once(self) -> bool:
@@ -68,10 +83,13 @@ def readings_of(
     assert not isinstance(found.context, NotMeasured)
     assert not isinstance(found.moved, NotMeasured)
     assert not isinstance(width, NotMeasured)
-    others = max(0.0, found.fewest - found.context - cached)
+    expected = found.expected
+    unsure = 0.0 if isinstance(expected, NotMeasured) else expected
+    others = max(0.0, found.fewest - unsure - found.context - cached)
     most = max(0.0, found.moved + found.error - others) / found.context
-    source = "hardware counters" if found.is_counted else "sampled DRAM bandwidth"
-    return Readings(most, width, found.moved, found.fewest, float(found.context), float(cached), source)
+    source = "hardware counters" if found.is_counted else SAMPLED
+    bytes_ = (found.moved, found.fewest, float(found.context), float(cached), expected, found.error)
+    return Readings(most, width, *bytes_, source)
 
 
 def _cached(case: CapturedCase, found: StageBytes, cache_bytes: int | NotMeasured) -> float | NotMeasured:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ddbench.captured import TABLES_OF, Capture, CapturedRun, CaptureStart
 from ddbench.errors import SchemaError
@@ -127,6 +128,12 @@ class _Pass:
             )
 
     @property
+    def _choice(self) -> dict[str, Any]:
+        """Of kernels and counters, by the case: ncu alone can choose."""
+        spec = self._case.capture
+        return {"counted_kernels": spec.counted_kernels, "counters": spec.counters} if self._tool == "ncu" else {}
+
+    @property
     def _seconds(self) -> float:
         return round(time.monotonic() - self._begin, 3)
 
@@ -139,6 +146,8 @@ class _Pass:
             device=self._case.engine.device,
             timeout_s=self._case.capture.timeout_s,
             on_phase=self._tell,
+            counted_kernels=self._case.capture.counted_kernels,
+            counters=self._case.capture.counters,
         )
         return DRIVERS[self._tool](errand)
 
@@ -182,7 +191,9 @@ class _Pass:
             reads=files.reads,
             raw=files.raw,
             command=files.command,
+            cache=files.cache,
             notes=files.notes,
+            **self._choice,
         )
         write_atomically(self._captures / f"{self._tool}.start.json", json_text(start))
         self._tell("digest")

@@ -10,13 +10,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from ddbench.captured import CaptureFault
 from ddbench.errors import DdbenchError
 from ddbench.harness.run import Ending, scrubbed, supervise
 from ddbench.harness.tool_faults import Fault, ToolFault, crashed, cut_off, fault_in, no_report, timed_out
 from ddbench.harness.tools import case_environment
-from ddbench.spec import Tool
+from ddbench.spec import Counters, Tool
 
 OUTPUT_LINES = 2000  # of a tool's words kept to look for its faults; ncu says a line for every kernel
 GRACE_S = 10.0  # for a tool that is stopped, to end its session
@@ -37,6 +38,8 @@ class Errand:
     device: str
     timeout_s: int
     on_phase: Callable[[str], None]
+    counted_kernels: str = ""  # as `CaptureSpec` says
+    counters: Counters = "all"
 
     @property
     def raw(self) -> Path:
@@ -100,6 +103,7 @@ class Files:
     raw: tuple[str, ...]  # what stays
     command: str
     notes: tuple[str, ...] = ()
+    cache: Literal["as it ran", "flushed"] = "as it ran"  # before every kernel
 
 
 class CaptureFailed(DdbenchError):

@@ -72,6 +72,96 @@ def test_counted_bytes_answer_in_place_of_an_inference(evidence, waste, verdict,
     assert values["readings of the context by verify, at most"].value == pytest.approx((waste["verify"] - 0.6) / 0.4)
 
 
+def with_costs(run: Evidence, **fields: Any) -> Evidence:
+    """The same run, its costs told otherwise."""
+    results = {
+        key: result.model_copy(update={"stage_costs": tuple(c.model_copy(update=fields) for c in result.stage_costs)})
+        for key, result in run.frames.results.items()
+    }
+    return evidence_of(dataclasses.replace(run.frames, results=results))
+
+
+def test_fewer_bytes_than_the_fewest_prove_no_sharing(evidence) -> None:
+    """The fewest of an MoE target rest on an expectation: less than they are is no room for less than one reading."""
+    run = evidence(captures={TREE: CapturePlan(waste={"verify": 0.8})})
+    found = answer(run, 1)
+    assert found.verdict == "undecided"
+    assert "cannot tell, as verify moved less than its fewest bytes" in found.answer
+    assert "rest on an expectation of how many are touched" in found.answer
+    assert not any("readings of the context" in number.label for number in found.numbers)
+    told_so = answer(with_costs(run, expected_bytes=600_000), 1)
+    assert told_so.verdict == "undecided"
+    assert "600 kB of them by an expectation of how many experts are touched" in told_so.answer
+    assert "shared, perhaps not by all" in told_so.answer
+    assert "of routed experts these are an expectation" in told_so.answer
+
+
+def with_attention(run: Evidence, read: float, kept: bool = False) -> Evidence:
+    """One kernel of verify is attention, and reads so many bytes a round; `kept`: caches were not flushed."""
+    changed = {}
+    for table in ("kernel_counters", "device_ops"):
+        own = getattr(run.frames, table)
+        changed[table] = own.assign(
+            name=own["name"].astype(object).replace("verify_kernel_1", "_tree_attention_kernel")
+        )
+    counters = changed["kernel_counters"]
+    is_read = (counters["name"] == "_tree_attention_kernel") & (counters["metric"] == "dram_read")
+    changed["kernel_counters"] = counters.assign(value=counters["value"].where(~is_read, read))
+    captures = run.frames.captures
+    if kept:
+        captures = {
+            key: {tool: one.model_copy(update={"cache": "as it ran"}) for tool, one in own.items()}
+            for key, own in captures.items()
+        }
+    return evidence_of(dataclasses.replace(run.frames, captures=captures, **changed))
+
+
+TREE_CASES = make_cases(
+    arms=("ar", "chain", "ddtree"), concurrencies=(1,), node_budgets=(16,), num_requests=8, attention="tree_triton"
+)
+
+
+@pytest.mark.parametrize(
+    ("read", "kept", "verdict", "words"),
+    [
+        (5e5, False, "yes", "memory is asked for it once, and it is shared"),
+        (20e5, False, "undecided", "shared, perhaps not by all"),
+        (90e5, False, "undecided", "a reading per token is not excluded"),
+        (5e5, True, "undecided", "with caches left as they were: these may have served any more of it"),
+        (1e5, False, "undecided", "less than one reading cannot be"),
+    ],
+)
+def test_kernels_of_attention_answer_before_the_sum_over_the_stage(evidence, read, kept, verdict, words) -> None:
+    """The sum leaves room for more than 17 readings, since nearly all of the fewest bytes are only expected."""
+    run = evidence(TREE_CASES, captures={TREE: CapturePlan(waste={"verify": 12.0})})
+    found = answer(with_attention(with_costs(run, expected_bytes=9_600_000, num_bytes=10**7), read, kept), 1)
+    assert (found.verdict, words in found.answer) == (verdict, True), found.answer
+    assert "the attention kernels of verify read" in found.answer
+    assert "room for" not in found.answer
+    values = {number.label: number.value.value for number in found.numbers}
+    bound = "at most" if not kept and read > 4e5 else "no bound"
+    times = values[f"attention kernels of verify: bytes read over one reading of the context ({bound})"]
+    assert times == pytest.approx(read / 4e5, rel=0.2), "rounds early in the answers have a shorter context"
+
+
+def test_kernels_alone_answer_where_no_stage_has_bytes(evidence) -> None:
+    """Chosen kernels, and no samples: nothing is said of waste."""
+    run = evidence(TREE_CASES, captures={TREE: CapturePlan()})
+    frames = run.frames
+    captures = {
+        key: {
+            tool: one.model_copy(update={"counted_kernels": "_tree.*"} if tool == "ncu" else {})
+            for tool, one in own.items()
+        }
+        for key, own in frames.captures.items()
+    }
+    bare = dataclasses.replace(frames, captures=captures, stage_samples=frames.stage_samples.iloc[:0])
+    found = answer(with_attention(evidence_of(bare), 5e5), 1)
+    assert found.verdict == "yes"
+    assert found.answer.startswith("By the bytes that captures counted.")
+    assert "fewest bytes" not in found.answer
+
+
 def test_without_captures_the_inference_stays_and_says_so(evidence) -> None:
     found = answer(evidence(), 1)
     assert found.is_inferred

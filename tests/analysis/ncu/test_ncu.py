@@ -9,13 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from ddbench.analysis.digest import digest
 from ddbench.analysis.digested import CaptureProblem, Digested
 from ddbench.analysis.ncu.counters import COUNTERS
 from ddbench.analysis.ncu.digest import digest_ncu
 from ddbench.analysis.ncu.page import parse_page
 from ddbench.analysis.ncu.stages import bare_name
 from ddbench.analysis.tables import write_capture_table
-from ddbench.captured import CAPTURE_TABLES, DeviceOp
+from ddbench.captured import CAPTURE_TABLES, CapturedRun, CaptureStart, DeviceOp
 from ddbench.records import NotMeasured
 
 made = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("ncu_pages.py"))))
@@ -289,6 +290,58 @@ def test_branches_of_a_graph_may_run_in_any_order(replay: Any, tmp_path: Path) -
     assert any(
         "2 kernels of round 4 have no stage: two of one name may be either's" in note for note in found.fields["notes"]
     )
+
+
+def test_kernels_left_out_by_choice_are_no_gap(replay: Any, tmp_path: Path) -> None:
+    """Of round 4 the b's alone were counted: laid beside the b's of the timeline, and the rest is known to be left."""
+    own = [("void a", "materialize", 4), ("b<1>", "draft", 4), ("c", "verify", 4), ("b<1>", "accept", 4)]
+    write_timeline(tmp_path, *own, ("b<1>", "draft", 5), ("c", "draft", 5))
+    replay.rows = [row for row in replay.rows if "b<1>" in "".join(row)]
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "ncu.csv").write_text(replay.text(), encoding="utf-8")
+    found = digest_ncu(tmp_path, "b|nothing_else")
+    assert places(found) == [("draft", "capture", True), ("accept", "capture", True)]
+    assert found.fields["num_left_out"] == 2
+    assert not [note for note in found.fields["notes"] if "stage" in note]
+    whole = digest_ncu(tmp_path)
+    assert whole.fields["num_left_out"] == 0
+    assert {stage for stage, _, _ in places(whole)} == {""}, "without the choice they are not the round's kernels"
+    assert isinstance(digest_ncu(tmp_path, "b").fields["num_left_out"], int)
+    assert places(digest_ncu(tmp_path, "b.")) == [("", "unattributed", False)] * 2, "a name matches as a whole"
+    (tmp_path / "nsys-ops.parquet").unlink()
+    assert isinstance(digest_ncu(tmp_path, "b").fields["num_left_out"], NotMeasured)
+
+
+def test_what_the_driver_was_to_count_reaches_the_account(replay: Any, tmp_path: Path) -> None:
+    """As the digest's own process does it: from ncu.start.json to ncu.json."""
+    write_timeline(tmp_path, ("a", "materialize", 4), ("b", "draft", 4), ("c", "verify", 4), ("b", "accept", 4))
+    replay.rows = [row for row in replay.rows if "b<1>" in "".join(row)]
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "ncu.csv").write_text(replay.text(), encoding="utf-8")
+    start = CaptureStart(
+        tool="ncu", tool_version="2025.3.1", seconds=1.0, reads="ncu.csv", raw=("ncu.csv",), cache="flushed",
+        counted_kernels="b", counters="bytes",
+    )  # fmt: skip
+    run = CapturedRun(first_round=4, round_ns=(9,), num_emitted=1, outputs={})
+    for name, record in (("start", start), ("run", run)):
+        (tmp_path / f"ncu.{name}.json").write_text(record.model_dump_json(), encoding="utf-8")
+    found = digest(tmp_path, "ncu")
+    assert found.fault is None
+    assert (found.counted_kernels, found.num_left_out, found.counters, found.cache) == ("b", 2, "bytes", "flushed")
+    assert sum(line.count for line in found.ledger) == 2
+    assert [note.partition(":")[0] for note in found.notes] == ["dram_write"], "asked for, and not on the page"
+
+
+def test_counters_that_were_not_asked_for_are_not_missed(tmp_path: Path) -> None:
+    found = made.Page({TIME: "nsecond", READ: "byte", "dram__bytes_write.sum": "byte"})
+    found.add("gemm", ("draft",), "1000.00", "4096.00", "64.00")
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "ncu.csv").write_text(found.text(), encoding="utf-8")
+    assert not digest_ncu(tmp_path, counters="bytes").fields["notes"]
+    assert any("occupancy: not counted" in note for note in digest_ncu(tmp_path).fields["notes"])
 
 
 def test_what_the_timeline_only_guesses_stays_a_guess(replay: Any, tmp_path: Path) -> None:

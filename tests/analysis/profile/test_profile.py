@@ -236,7 +236,7 @@ def test_a_kernel_without_a_count_leaves_no_sum(frames_of, change) -> None:
 
 def test_a_stage_of_no_time_or_bytes_has_no_bandwidth() -> None:
     """H39."""
-    none = StageBytes("accept", 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0.0, 0.0)
+    none = StageBytes("accept", 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0.0, 0.0)
     for value in (none.waste, none.agreement, none.bytes_per_s):
         assert isinstance(value, NotMeasured)
 
@@ -284,8 +284,52 @@ def unflushed(profile: Profile) -> Profile:
 
 
 def test_a_context_that_would_not_show_tells_nothing() -> None:
-    assert not Readings(1.0, 17.0, 1e6, 1e6, 2e3, 0.0, "hardware counters").is_visible
-    assert Readings(1.0, 17.0, 1e6, 1e6, 4e3, 0.0, "hardware counters").is_visible
+    assert not Readings(1.0, 17.0, 1e6, 1e6, 2e3, 0.0, 0.0, 0.0, "hardware counters").is_visible
+    assert Readings(1.0, 17.0, 1e6, 1e6, 4e3, 0.0, 0.0, 0.0, "hardware counters").is_visible
+
+
+def with_expectation(profile: Profile, expected: int | NotMeasured) -> Profile:
+    """So many of the fewest bytes of verify are an expectation."""
+    costs = tuple(c.model_copy(update={"expected_bytes": expected}) for c in profile.case.result.stage_costs)
+    result = profile.case.result.model_copy(update={"stage_costs": costs})
+    return Profile(dataclasses.replace(profile.case, result=result), profile.machine)
+
+
+@pytest.mark.parametrize(
+    ("waste", "expected", "most"),
+    [
+        (1.0, 0, 1.0),
+        (1.0, 400_000, 2.0),  # experts that nobody asked for leave room for another context
+        (0.5, 600_000, 1.25),  # fewer bytes than the fewest, as experts were not touched
+        (7.0, 600_000, 17.5),
+    ],
+)
+def test_what_is_only_expected_is_not_taken_away(profile_of, waste, expected, most) -> None:
+    """The fewest bytes: 1 MB, 400 kB of it context; what may be taken away are the others that are sure."""
+    found = with_expectation(profile_of(waste={"verify": waste}), expected).readings
+    assert isinstance(found, Readings)
+    assert found.most == pytest.approx(most)
+    assert found.most == pytest.approx((waste * 1e6 - (1e6 - 4e5 - expected)) / 4e5)
+    assert not found.is_contradicted
+    assert found.is_telling == (most < 17)
+
+
+@pytest.mark.parametrize("expected", [NotMeasured(not_measured="an old record"), 0, 100_000])
+def test_fewer_bytes_than_must_have_moved_tell_nothing(profile_of, expected) -> None:
+    """A record that does not say what is expected may rest on experts; one that does is contradicted by its sum."""
+    found = with_expectation(profile_of(waste={"verify": 0.8}), expected).readings
+    assert isinstance(found, Readings)
+    assert found.is_contradicted
+    assert not found.is_telling
+
+
+def test_records_from_before_answer_as_before_where_enough_was_moved(profile_of) -> None:
+    profile = profile_of(waste={"verify": 1.4})
+    old, new = profile.readings, with_expectation(profile, 0).readings
+    assert isinstance(old, Readings)
+    assert isinstance(new, Readings)
+    assert isinstance(old.expected, NotMeasured)
+    assert (old.most, old.is_telling) == (new.most, new.is_telling)
 
 
 # --- occupancy --------------------------------------------------------------------------------------------------------

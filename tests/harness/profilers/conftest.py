@@ -118,7 +118,8 @@ assert (captures / "raw" / start["reads"]).exists()
 (captures / f"{{tool}}-ops.parquet").write_text("rows")
 if word == "crash":
     sys.exit("MemoryError")
-kept = {{name: start[name] for name in ("tool", "tool_version", "seconds", "command", "raw", "notes")}}
+kept = {{name: start[name] for name in ("tool", "tool_version", "seconds", "command", "raw", "notes", "cache")}}
+kept |= {{name: start[name] for name in ("counted_kernels", "counters")}}
 kept |= {{name: run[name] for name in ("first_round", "round_ns", "num_emitted")}}
 if word == "fault":
     kept["fault"] = {{"reason": "nothing", "what": "no kernel", "cure": "none"}}
@@ -154,7 +155,7 @@ def put(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
 def gpu_case(new_case: Callable[..., Case]) -> Callable[..., Case]:
     """A case that says that it runs on a GPU."""
 
-    def make(*tools: str, device: str = "cuda", timeout_s: int = 60, **capture: int) -> Case:
+    def make(*tools: str, device: str = "cuda", timeout_s: int = 60, **capture: int | str) -> Case:
         case = new_case()
         return case.model_copy(
             update={

@@ -77,6 +77,7 @@ def test_ncu_leaves_clocks_and_caches_alone_and_asks_by_the_chips_own_names(
     }.items():
         assert count[count.index(option) + 1] == value
     assert "--nvtx" in count
+    assert "--kernel-name" not in count
     metrics = count[count.index("--metrics") + 1].split(",")
     assert "dram__bytes_read.sum" in metrics
     assert "dram__bytes_op_read.sum" not in metrics, "another generation's name"
@@ -86,6 +87,38 @@ def test_ncu_leaves_clocks_and_caches_alone_and_asks_by_the_chips_own_names(
     assert read[2:] == ["--csv", "--page", "raw", "--print-units", "base"]
     assert files_of(folder) == ["ncu-ops.parquet", "ncu.json", "raw/ncu.csv", "raw/ncu.ncu-rep"]
     assert (folder / "captures/raw/ncu.csv").read_text(encoding="utf-8").startswith('"ID","Kernel Name"')
+
+
+def test_ncu_counts_the_bytes_of_chosen_kernels_in_one_run_of_each(
+    put: Put, gpu_case: NewCase, captured: Captured, log: Path
+) -> None:
+    """From flushed caches: what they read is then all from memory. A name has to match as a whole, in any case."""
+    put("ncu")
+    (capture,) = captured(gpu_case("ncu", counted_kernels="_mla_.*|_tree_attention_kernel", counters="bytes"))
+    assert capture.fault is None
+    assert (capture.cache, capture.counters) == ("flushed", "bytes")
+    assert capture.counted_kernels == "_mla_.*|_tree_attention_kernel"
+    count = next(words for words in calls(log) if "--export" in words)
+    for option, value in {
+        "--clock-control": "none",
+        "--cache-control": "all",
+        "--graph-profiling": "node",
+        "--kernel-name-base": "function",
+        "--kernel-name": "regex:^(_mla_.*|_tree_attention_kernel)$",
+    }.items():
+        assert count[count.index(option) + 1] == value
+    assert "--replay-mode" not in count
+    metrics = count[count.index("--metrics") + 1].split(",")
+    assert metrics == [
+        "gpu__time_duration.sum", "dram__bytes_read.sum", "dram__bytes_write.sum", "dram__bytes_op_write.sum",
+    ], "of the last counter neither name is listed by this ncu: both are tried"  # fmt: skip
+
+
+def test_a_choice_of_kernels_is_none_of_other_tools(put: Put, gpu_case: NewCase, captured: Captured, log: Path) -> None:
+    put("nsys")
+    (capture,) = captured(gpu_case("nsys", counted_kernels="_mla_.*", counters="bytes"))
+    assert (capture.counted_kernels, capture.counters, capture.cache) == ("", "all", "as it ran")
+    assert not any("_mla_" in word for words in calls(log) for word in words)
 
 
 def test_torch_records_a_case_on_the_cpu_and_needs_no_tool(
