@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -42,20 +41,17 @@ def compiled(request: pytest.FixtureRequest) -> dict[str, object]:
 
 
 @pytest.fixture(scope="session")
-def interpreter() -> None:
-    """For tests that interpret loops with bounds of their own on any machine: skips where that cannot be."""
-    if np.lib.NumpyVersion(np.__version__) >= "2.4.0":
-        pytest.skip(f"triton's interpreter cannot interpret `range` with numpy {np.__version__}, from 2.4 on")
-
-
-@pytest.fixture(scope="session")
 def answer(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, object]]:
     """Runs a program of the module's own, which prints `ANSWER` and JSON, with a compile cache of its own."""
 
     def run(code: str, **environment: str) -> dict[str, object]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
         cache = str(tmp_path_factory.mktemp("cache"))
-        paths = {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": cache, "OMP_NUM_THREADS": "1"}
+        paths = {
+            "PYTHONPATH": os.pathsep.join((str(ROOT), str(Path(__file__).parent))),
+            "TRITON_CACHE_DIR": cache,
+            "OMP_NUM_THREADS": "1",
+        }
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, env=inherited | paths | environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-4000:]

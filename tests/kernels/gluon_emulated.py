@@ -10,8 +10,11 @@ import sys
 import threading
 import traceback
 import types
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+import numpy_scalars  # noqa: F401 what it changes is all it does
 import torch
 
 from ddbench.kernels import tree_attention_gluon as hopper
@@ -217,6 +220,16 @@ for name in ("_word_pair", "_masked", "_produce", "_consume", "_tree_attention_h
     STAND_INS[name].__globals__.update(STAND_INS)
 
 
+class Box(NamedTuple):
+    """A matrix in memory, read by blocks."""
+
+    base: torch.Tensor
+    shape: Sequence[int]
+    strides: Sequence[int]
+    block_shape: Sequence[int]
+    layout: object
+
+
 class Emulated:
     """In the place of the kernel in the product's `launch`."""
 
@@ -286,6 +299,7 @@ if __name__ == "__main__":
     sys.setswitchinterval(1e-5)
     np.seterr(invalid="ignore", over="ignore")
     hopper._tree_attention_hopper_kernel = Emulated()
+    hopper.TensorDescriptor = Box  # Triton's own refuses fp32 where the layout says bf16
     hopper.suits = lambda *_: True
     launcher.is_hopper = lambda _: True
     launcher.ROWS_AT_ONCE = 0  # the interpreter takes milliseconds for a program

@@ -62,7 +62,7 @@ def test_gqa_compiles_for_hopper_without_spills():
         assert counts["PREEXIT"] == 1, name  # lets the combine kernel start
 
 
-def test_gqa_emulated_ends_and_equals_the_specification(interpreter):
+def test_gqa_emulated_ends_and_equals_the_specification():
     """Its source on a CPU, partitions as threads: each barrier gets as many arrivals as it is waited for, whatever
     tiles, programs, lengths and idle warp groups; combined by the product's kernel, interpreted."""
     answers = answer("gluon_emulated.py", TRITON_INTERPRET="1")

@@ -36,9 +36,7 @@ CHECKS = [
 ]
 CHILD = r'''
 import json, sys, traceback
-import torch
-import triton
-from triton.runtime import interpreter
+import numpy_scalars, torch
 from ddbench.kernels import mla_tree_attention_triton as m
 from ddbench.reference import mla_tree_attention as spec
 from ddbench.reference.tree_attention import random_visible
@@ -47,18 +45,6 @@ from ddbench.testing import relative_error, error_budget
 torch.set_num_threads(1)
 run, oracle = m.mla_tree_attention_triton, spec.mla_tree_attention
 NAN = float("nan")
-patch_tensor = interpreter._patch_lang_tensor
-
-
-def patch_tensor_and_index(tensor, scope):
-    """Scalars are arrays of one element to the interpreter. Triton 3.6 hands `range` int(array) of them, which numpy
-    refuses from 2.4 on; Triton 3.7 squeezes them first."""
-    patch_tensor(tensor, scope)
-    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-
-if triton.__version__.startswith("3.6."):
-    interpreter._patch_lang_tensor = patch_tensor_and_index
 
 
 def close(out, expected, bound=5e-6):
@@ -250,7 +236,8 @@ print(json.dumps(results))
 @pytest.fixture(scope="module")
 def interpreted() -> dict[str, str]:
     """Each check's failure, empty where it passed. Triton decides at import whether it interprets: hence a child."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    here = str(Path(__file__).parent)
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": here}
     done = subprocess.run(
         [sys.executable, "-c", CHILD, json.dumps(CHECKS)], cwd=ROOT, env=environment, capture_output=True, text=True
     )

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is n
 INTERPRETED = '''
 import dataclasses, itertools, json, sys, traceback
 from functools import partial
-import torch
+import numpy_scalars, torch
 from ddbench.kernels import tree_attention_triton as launcher
 from ddbench.kernels.tree_attention import dense_mask, tree_attention_dense
 from ddbench.kernels.tree_attention_plan import TILES_HOPPER, cut
@@ -354,7 +354,7 @@ CHECKS = (
 
 
 @pytest.fixture(scope="module")
-def interpreted(answer, interpreter):
+def interpreted(answer):
     return answer(INTERPRETED, TRITON_INTERPRET="1")
 
 

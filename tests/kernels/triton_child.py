@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy_scalars  # noqa: F401 what it changes is all it does
 import pytest
 import torch
 import triton
