@@ -1,11 +1,11 @@
-"""SmolLM2-135M as we load it against transformers: its own reading of the same GGUF, and 20 greedy continuations.
+"""SmolLM2-135M as we load it against transformers: its own reading of the same GGUF, and greedy answers to HumanEval.
 
     PYTHONPATH=. python tests/benchmarks/smollm2_parity.py GGUF [NUM_PROMPTS] [NUM_TOKENS]
 
-Needs `ddbench models fetch smollm2-135m`, transformers, gguf and accelerate. Weights have to be equal bit for bit; so
-do dequantised tensors with the gguf package, and token ids of text with the published splitting of digits. A greedy
-text may differ only where both models' own two best logits are closer together than their arithmetic. Not a test of
-the suite: the model is no part of it, and 20 continuations take minutes on a CPU.
+Needs `ddbench models fetch smollm2-135m`, `ddbench workloads fetch humaneval`, transformers, gguf and accelerate.
+Weights have to be equal bit for bit; so do dequantised tensors with the gguf package, and token ids of text with the
+published splitting of digits. A greedy text may differ only where both models' own two best logits are closer together
+than their arithmetic. Not a test of the suite: the model is no part of it, and 20 answers take minutes on a CPU.
 """
 
 import sys
@@ -20,39 +20,13 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from ddbench.engine.engine import Engine
-from ddbench.engine.types import Request
+from ddbench.harness.workload import build_workload
 from ddbench.models.checkpoints.gguf import read_gguf
 from ddbench.models.weights import Models, load_models
-from ddbench.spec import ARMS, EngineSpec
+from ddbench.spec import ARMS, EngineSpec, WorkloadSpec
 
 SPEC = EngineSpec(target="smollm2-135m", **ARMS["ar"])
 NEAR_TIE = 1e-3  # logits; those of fp32 differ by 1e-4 here
-TOPICS = (
-    "What is the capital of France?",
-    "Write a Python function that returns the n-th Fibonacci number.",
-    "Janet has 3 apples and buys 5 more. She gives 2 away. How many are left?",
-    "Explain photosynthesis to a ten year old.",
-    "List 12 months with their number of days.",
-    "Translate 'good morning' into Spanish.",
-    "Who wrote Pride and Prejudice, and in which year?",
-    "What is 17 times 23?",
-    "Write a haiku about the sea.",
-    "Give me a recipe for pancakes for 4 people.",
-    "Why is the sky blue?",
-    "Write a SQL query that counts users by country.",
-    "Summarise the plot of Hamlet in two sentences.",
-    "How do I reverse a list in Python?",
-    "What is the boiling point of water at 2000 metres?",
-    "Name five animals that live in Africa.",
-    "Write a polite letter that declines an invitation.",
-    "What happened in 1969?",
-    "Explain what a hash table is.",
-    "Tell me a joke about 3 cats.",
-)
-TEMPLATE = (
-    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-    "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-)
 
 
 def same_weights(path: Path, models: Models, theirs: Any) -> int:
@@ -88,10 +62,10 @@ def main(path: Path, num_prompts: int = 20, num_tokens: int = 64) -> int:
     wrong = same_weights(path, models, theirs)
     console.print(f"tensors that differ: {wrong}; digits split one by one: {split_digits(tokenizer)}")
     engine, differing, ties = Engine(SPEC, models), 0, 0
-    for number, topic in enumerate(TOPICS[:num_prompts]):
-        prompt = tokenizer.encode(TEMPLATE.format(topic)).ids
-        stops = models.target.shape.stop_token_ids
-        (done,) = engine.run([Request(number, tuple(prompt), num_tokens, stops)], 1)
+    workload = WorkloadSpec(prompts="humaneval", num_requests=num_prompts, max_new_tokens=num_tokens)
+    for number, request in enumerate(build_workload(workload, models.target.shape, models.folder, 0).measured):
+        prompt, stops = list(request.prompt), models.target.shape.stop_token_ids
+        (done,) = engine.run([request], 1)
         given = theirs.generate(
             torch.tensor([prompt]), do_sample=False, max_new_tokens=num_tokens, eos_token_id=stops[0], pad_token_id=2
         )
@@ -103,7 +77,7 @@ def main(path: Path, num_prompts: int = 20, num_tokens: int = 64) -> int:
             ties, differing = ties + is_tie, differing + (not is_tie)
         text = tokenizer.decode(ours).replace("\n", " ")[:70]
         console.print(f"{number + 1:2d} {'same' if ours == expected else 'DIFFERS'} {len(ours):3d} tokens: {text}")
-    console.print(f"{differing} of {num_prompts} continuations differ, {ties} more at a near tie")
+    console.print(f"{differing} of {num_prompts} answers differ, {ties} more at a near tie")
     return 1 if wrong or differing or not split_digits(tokenizer) else 0
 
 
