@@ -28,7 +28,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .dependent_launch import dependence, wait_for_launch_before
+from .dependent_launch_triton import dependence, wait_for_launch_before
 
 BLOCK_V = 4096  # logits a program looks at in one step: 16 per thread, two 16-byte loads
 PROGRAMS = 1056  # enough to fill 132 multiprocessors with two rounds of four programs

@@ -27,7 +27,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .dependent_launch import dependence, wait_for_launch_before
+from .dependent_launch_triton import dependence, wait_for_launch_before
 
 MAX_CACHES = 4  # per launch
 TILE_ELEMENTS = 16384  # rows x columns a program holds at most: 64 registers of a thread for bf16

@@ -33,7 +33,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .dependent_launch import dependence, wait_for_launch_before
+from .dependent_launch_triton import dependence, wait_for_launch_before
 
 CHUNK = 4096  # tokens a program reads
 BLOCK = 64  # tokens whose maximum is kept; balances the two selections: 2,560 blocks, 4,096 tokens

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from .dependent_launch import dependence, is_hopper, wait_for_launch_before
+from .dependent_launch_triton import dependence, is_hopper, wait_for_launch_before
 from .linear import head_linear
 
 MAX_TOKENS = 64

@@ -40,7 +40,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from .dependent_launch import dependence, wait_for_launch_before
+from .dependent_launch_triton import dependence, wait_for_launch_before
 from .materialize_kv import _check as check_bounds
 
 MAX_SKINNY_TOKENS = 64  # beyond, the rows' own traffic nears that of the weights and arithmetic counts

@@ -279,7 +279,7 @@ def _mla_hopper_kernel(
     """Program (tile of query rows, split of the context, request)."""
     SMEM: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     tile, split, b = gl.program_id(0), gl.program_id(1), gl.program_id(2)
-    gdc_wait()  # by the warps that start the others: see dependent_launch.py
+    gdc_wait()  # by the warps that start the others: see dependent_launch_triton.py
     gdc_launch_dependents()
     length = gl.load(lengths_ptr + b).to(gl.int32)
     q_halves = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 256], SMEM)

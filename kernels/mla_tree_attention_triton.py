@@ -33,7 +33,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .dependent_launch import dependence, is_hopper, wait_for_launch_before
+from .dependent_launch_triton import dependence, is_hopper, wait_for_launch_before
 
 LOG2_E = 1.4426950408889634
 NUM_SMS = 132  # of an H200; at the product's shape one program fills a multiprocessor

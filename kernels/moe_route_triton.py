@@ -31,7 +31,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .dependent_launch import dependence, wait_for_launch_before
+from .dependent_launch_triton import dependence, wait_for_launch_before
 
 PROGRAMS = 160  # of a block of tokens that the product should have: more than an H200 has multiprocessors
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -26,7 +26,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .dependent_launch import dependence, wait_for_launch_before
+from .dependent_launch_triton import dependence, wait_for_launch_before
 
 TILE_ELEMENTS = 4096  # short rows: elements a program holds
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

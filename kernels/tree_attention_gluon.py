@@ -273,7 +273,7 @@ def _tree_attention_hopper_kernel(
     REQUESTS: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     ROWS: gl.constexpr = 64 * GROUPS
     KV_HEADS: gl.constexpr = HEADS // GROUP
-    gdc_wait()  # by the warps that start the others: see dependent_launch.py
+    gdc_wait()  # by the warps that start the others: see dependent_launch_triton.py
     gdc_launch_dependents()
     index = gl.arange(0, BLOCK_B, layout=REQUESTS)
     if BLOCK_B == 1:

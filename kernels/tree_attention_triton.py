@@ -32,7 +32,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .dependent_launch import dependence, is_hopper, wait_for_launch_before
+from .dependent_launch_triton import dependence, is_hopper, wait_for_launch_before
 from .tree_attention_plan import TILE_32_BIT, TILES_16_BIT, Plan, Tile, tree_attention_plan
 
 WORD = 32  # ancestor bits in one packed word

@@ -23,7 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .dependent_launch import dependence, wait_for_launch_before
+from .dependent_launch_triton import dependence, wait_for_launch_before
 
 BLOCK_N = 64  # nodes per program
 WORD = 32  # mask columns per program

@@ -85,7 +85,7 @@ class MoE(FixedPrecision):
         self.register_buffer("bias", torch.zeros(shape.num_experts))
         self.experts = RoutedExperts(hidden, shape)
         self.shared = SwiGLU(hidden, shape.num_shared * shape.expert_width)
-        self.shared.gate_up.is_plain = True  # the first launch behind the fork (kernels/dependent_launch.py)
+        self.shared.gate_up.is_plain = True  # the first launch behind the fork (kernels/dependent_launch_triton.py)
         self.side_stream: torch.cuda.Stream | None = None  # on a GPU: what the shared experts run on beside the others
 
     @property

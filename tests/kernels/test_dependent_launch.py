@@ -130,7 +130,7 @@ def test_a_kernel_without_a_wait_is_found() -> None:
 
 def test_nothing_depends_where_no_such_gpu_is() -> None:
     """On a CPU, interpreted, or on a GPU of another generation no launch is told of an option that it does not know."""
-    from ddbench.kernels import dependent_launch
+    from ddbench.kernels import dependent_launch_triton
 
-    assert dependent_launch.dependence(torch.zeros(1)) == {"IS_DEPENDENT": False}
-    assert not dependent_launch.is_hopper(torch.zeros(1))
+    assert dependent_launch_triton.dependence(torch.zeros(1)) == {"IS_DEPENDENT": False}
+    assert not dependent_launch_triton.is_hopper(torch.zeros(1))
