@@ -64,11 +64,13 @@ class Part:
 
 
 def overall(verdicts: Iterable[Verdict]) -> Verdict:
-    """The verdict of several: what was not measured has no say; different ones are mixed."""
+    """The verdict of several: what was not measured has no say; different ones are mixed, if any of them is a yes."""
     known = {verdict for verdict in verdicts if verdict != "not_measured"}
     if not known:
         return "not_measured"
-    return known.pop() if len(known) == 1 else "mixed"
+    if len(known) == 1:
+        return known.pop()
+    return "mixed" if known & {"yes", "mixed"} else "undecided"
 
 
 def told(value: Value) -> str:

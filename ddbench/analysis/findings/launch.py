@@ -83,13 +83,8 @@ def launch(basis: Basis) -> Finding:
 
 
 def of_both(verdicts: Sequence[Verdict]) -> Verdict:
-    """The question asks for both parts: where one was not measured, the other's answer is not the whole one.
-
-    If that other one does not pay, nothing that was measured does: "in part" would read as a gain.
-    """
+    """The question asks for both parts: where one was not measured, the other's answer is not the whole one."""
     known = {verdict for verdict in verdicts if verdict != "not_measured"}
-    if "not_measured" in verdicts and known == {"no"}:
-        return "undecided"
     return overall("undecided" if known and verdict == "not_measured" else verdict for verdict in verdicts)
 
 

@@ -110,7 +110,7 @@ def test_records_without_context_bytes_say_so(evidence) -> None:
 
 def test_a_tree_that_pays_at_one_request_and_not_at_many_pays_in_part(evidence) -> None:
     cases = make_cases(arms=("chain", "ddtree"), concurrencies=(1, 16), node_budgets=(64, 256), **SMALL)
-    found = answer(evidence(cases=cases, seed=3), 2)
+    found = answer(evidence(cases=cases, seed=4), 2)
     assert found.verdict == "mixed"
     assert "At concurrency 1 the fastest of 2 node budgets is 64" in found.answer
     assert "from 256 on it is slower" in found.answer
@@ -353,6 +353,7 @@ def test_a_part_that_does_not_pay_beside_one_that_was_not_measured_is_no_gain_in
         (("yes", "not_measured"), "yes"),
         (("yes", "no"), "mixed"),
         (("yes", "undecided"), "mixed"),
+        (("no", "undecided"), "undecided"),  # "in part" would read as a gain
         (("undecided", "undecided"), "undecided"),
     ],
 )
