@@ -8,18 +8,28 @@ Letters: T tokens, I inputs, O outputs.
 
 Products head by head (MLA's absorbed projections) are the same with a weight for each head.
 
-A program takes BLOCK_O rows of the weight and all tokens (at most MAX_TOKENS), the weight as the tall operand, so that
-its tile is the same for any number of tokens and a token's result does not depend on its company. All of a short row of
-inputs is on its way at once.
+A program takes BLOCK_O rows of the weight and BLOCK_T tokens, the weight as the tall operand; columns are added in an
+order that the number of inputs decides alone, so that a token's result does not depend on its company. What counts is
+how much all programs read (from L2: a weight is read again for every tile of tokens), and that few of them wait for
+memory at once: tiles of 16 rows as long as all programs find a multiprocessor, of 32 beyond.
 
-On an H200 cuBLAS takes 2.1 to 2.8 us for nano-k2's products of 33 tokens, and 0.3 to get there. Prediction, in a chain
-of dependent launches: 1.2 us (a load from L2, a few products, a store).
+Measured on an H200 in a chain of dependent launches (norm, product, norm, ...), us for a norm and a product; bf16:
+
+    outputs x inputs    1 token: cuBLAS, this    33: cuBLAS, this    65: cuBLAS, this
+    256 x 256           4.4   2.6                4.5   2.9           4.6   2.9
+    576 x 576           4.2   3.1                4.8   3.3           4.9   3.5
+    960 x 576           5.2   3.2                4.9   3.4           4.9   3.9
+    576 x 1536          6.4   4.3                6.1   4.8           6.2   5.5
+    3072 x 576          4.8   3.3                5.0   4.7           5.2   6.1: cuBLAS is taken
+
+The norm alone is 1.0 to 1.4. All tokens in one tile were 1.2 us slower at 33: a program waited for 64 columns of x.
 If it misses: the rows of inputs of a program in two halves, for two warps each.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,11 +39,24 @@ import triton.language as tl
 from .dependent_launch_triton import dependence, is_hopper, wait_for_launch_before
 from .linear import head_linear
 
-MAX_TOKENS = 64
-MAX_WEIGHTS = 2**20  # 2 MB: more, and its rate of reading counts
+MAX_TOKENS = 512
 MAX_INPUTS = 2048
-COLUMNS = 128  # of a step
-NARROW = 1024  # outputs: up to so many, tiles of 16 rows instead of 32
+MOST_READ = 15e6  # bytes, by all programs: more, and cuBLAS's larger tiles pay (seen between 14 and 16 MB)
+PROGRAMS = 128  # that find a multiprocessor each, and memory for five steps on their way
+
+
+class Plan(NamedTuple):
+    """How a product is cut."""
+
+    block_t: int
+    block_o: int
+    columns: int  # of a step
+    num_stages: int  # steps on their way, and one
+    grid: tuple[int, int, int]
+
+    @property
+    def num_programs(self) -> int:
+        return math.prod(self.grid)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "inner"])
@@ -57,10 +80,10 @@ def _linear_kernel(
     INTERPRET: tl.constexpr,  # the interpreter's bf16 products are wrong
     IS_DEPENDENT: tl.constexpr,
 ):
-    """Grid: tiles of outputs, heads."""
+    """Grid: tiles of outputs, heads, tiles of tokens."""
     EVEN: tl.constexpr = INPUTS % COLUMNS == 0 and OUTPUTS % BLOCK_O == 0
     row = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
-    token = tl.arange(0, BLOCK_T)
+    token = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
     column = tl.arange(0, COLUMNS)
     is_row = (row < OUTPUTS)[:, None]
     is_token = (token < num_tokens)[None, :]
@@ -88,29 +111,35 @@ def _linear_kernel(
     tl.store(target, acc.to(out_ptr.dtype.element_ty), mask=is_row & is_token)
 
 
-def _sizes(num_tokens: int, outputs: int, inputs: int) -> dict[str, int]:
-    columns = min(COLUMNS, max(16, triton.next_power_of_2(inputs)))
-    return {
-        "INPUTS": inputs,
-        "OUTPUTS": outputs,
-        "BLOCK_T": max(16, triton.next_power_of_2(num_tokens)),
-        "BLOCK_O": 16 if outputs <= NARROW else 32,
-        "COLUMNS": columns,
-    }
+def plan(num_tokens: int, heads: int, outputs: int, inputs: int) -> Plan:
+    """Narrow tiles where all of them run at once and do not read too much."""
+    narrow = _cut(num_tokens, heads, outputs, inputs, block_o=16)
+    if narrow.num_programs <= PROGRAMS and bytes_read(narrow, inputs) <= MOST_READ:
+        return narrow
+    return _cut(num_tokens, heads, outputs, inputs, block_o=32)
 
 
-def _stages(inputs: int, columns: int) -> int:
-    """As many tiles on their way as a row of inputs has, up to three."""
-    return min(4, triton.cdiv(inputs, columns) + 1)
+def _cut(num_tokens: int, heads: int, outputs: int, inputs: int, block_o: int) -> Plan:
+    block_t = 16 if num_tokens <= 16 else 32
+    columns = min(64 if inputs <= 768 else 128, max(16, triton.next_power_of_2(inputs)))
+    grid = (triton.cdiv(outputs, block_o), heads, triton.cdiv(num_tokens, block_t))
+    most_stages = 5 if math.prod(grid) <= PROGRAMS else 3
+    return Plan(block_t, block_o, columns, min(most_stages, triton.cdiv(inputs, columns) + 1), grid)
+
+
+def bytes_read(cut: Plan, inputs: int) -> int:
+    """Of bf16, by all programs."""
+    return cut.num_programs * (cut.block_t + cut.block_o) * inputs * 2
 
 
 def suits(x: torch.Tensor, weight: torch.Tensor, num_tokens: int) -> bool:
-    """Whether so few bytes are read that how a launch begins counts for more than how it reads."""
+    """Whether so few bytes are read that how a launch begins counts for more than how it reads. weight [..., O, I]."""
+    outputs, inputs = weight.shape[-2:]
     return (
         x.dtype == weight.dtype == torch.bfloat16
         and 0 < num_tokens <= MAX_TOKENS
-        and weight.numel() <= MAX_WEIGHTS
-        and x.shape[-1] <= MAX_INPUTS
+        and inputs <= MAX_INPUTS
+        and bytes_read(plan(num_tokens, math.prod(weight.shape[:-2]), outputs, inputs), inputs) <= MOST_READ
     )
 
 
@@ -175,17 +204,24 @@ def _launch(
     assert num_tokens <= MAX_TOKENS, f"{num_tokens} tokens"
     assert rows.stride(2) == 1, f"rows have strides {rows.stride()}"
     if num_tokens:
-        sizes = _sizes(num_tokens, outputs, inputs)
-        _linear_kernel[(triton.cdiv(outputs, sizes["BLOCK_O"]), heads)](
-            rows, weight, out, num_tokens, inner, *rows.stride()[:2], head_stride, *weight.stride(), **sizes,
-            INTERPRET=triton.knobs.runtime.interpret, **dependence(out), num_warps=4,
-            num_stages=_stages(inputs, sizes["COLUMNS"]),
+        cut = plan(num_tokens, heads, outputs, inputs)
+        _linear_kernel[cut.grid](
+            rows, weight, out, num_tokens, inner, *rows.stride()[:2], head_stride, *weight.stride(),
+            **_constants(cut, outputs, inputs), INTERPRET=triton.knobs.runtime.interpret, **dependence(out),
+            num_warps=4, num_stages=cut.num_stages,
         )  # fmt: skip
 
 
-def _entry(name: str, num_tokens: int, outputs: int, inputs: int, is_turned: bool = False) -> dict[str, Any]:
+def _constants(cut: Plan, outputs: int, inputs: int) -> dict[str, int]:
+    sizes = {"BLOCK_T": cut.block_t, "BLOCK_O": cut.block_o, "COLUMNS": cut.columns}
+    return {"INPUTS": inputs, "OUTPUTS": outputs} | sizes
+
+
+def _entry(
+    name: str, num_tokens: int, outputs: int, inputs: int, heads: int = 1, is_turned: bool = False
+) -> dict[str, Any]:
     pointers = dict.fromkeys(("x_ptr", "weight_ptr", "out_ptr"), "*bf16")
-    sizes = _sizes(num_tokens, outputs, inputs)
+    cut = plan(num_tokens, heads, outputs, inputs)
     strides = ("outer_stride", "row_stride", "head_stride", "weight_head_stride", "weight_row_stride", "weight_stride")
     one = {("weight_row_stride" if is_turned else "weight_stride"): 1}
     numbers = {name: "i32" for name in ("num_tokens", "inner", *strides) if name not in one}
@@ -193,18 +229,21 @@ def _entry(name: str, num_tokens: int, outputs: int, inputs: int, is_turned: boo
         "name": name,
         "kernel": _linear_kernel,
         "signature": pointers | numbers,
-        "constexprs": one | sizes | {"INTERPRET": False, "IS_DEPENDENT": True},
+        "constexprs": one | _constants(cut, outputs, inputs) | {"INTERPRET": False, "IS_DEPENDENT": True},
         "divisible_by_16": (*pointers, *(name for name in strides if name not in one)),
         "num_warps": 4,
-        "num_stages": _stages(inputs, sizes["COLUMNS"]),
+        "num_stages": cut.num_stages,
     }
 
 
 AOT = (
     _entry("hidden 256, 33 tokens", 33, 256, 256),
     _entry("hidden 256, 8 tokens", 8, 512, 256),
+    _entry("hidden 576, 33 tokens", 33, 960, 576),
+    _entry("hidden 576, wide, 33 tokens", 33, 3072, 576),
+    _entry("down 1536, 65 tokens", 65, 576, 1536),
     _entry("head 4096 x 256, 33 tokens", 33, 4096, 256),
     _entry("odd 96, 33 tokens", 33, 256, 96),
-    _entry("heads 64 to 64, 33 tokens", 33, 64, 64),
-    _entry("heads 32 to 64, turned, 33 tokens", 33, 64, 32, is_turned=True),
+    _entry("heads 64 to 64, 33 tokens", 33, 64, 64, heads=4),
+    _entry("heads 32 to 64, turned, 33 tokens", 33, 64, 32, heads=4, is_turned=True),
 )

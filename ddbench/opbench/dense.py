@@ -96,8 +96,11 @@ NORM_SHAPES = (
     _rows("nano-k2", 256, 17, "quick"),
 )
 
-# Tokens of the products that `kernels/linear_triton.py` may take on, from one to the most.
-SMALL: tuple[tuple[int, Tier], ...] = ((1, "default"), (8, "full"), (17, "default"), (33, "default"), (64, "full"))
+# Tokens of the products that `kernels/linear_triton.py` may take on: one, trees of few requests.
+SMALL: tuple[tuple[int, Tier], ...] = (
+    *((tokens, "default") for tokens in (1, 17, 33, 65)),
+    *((tokens, "full") for tokens in (8, 64, 129, 260)),
+)
 
 DENSE = (
     BenchOp(
@@ -162,6 +165,7 @@ DENSE = (
             *(_rows("nano-k2-o", 256, tokens, tier, outputs=256) for tokens, tier in SMALL if tokens != 17),
             *(_rows("smollm2-o", 576, tokens, tier, outputs=576) for tokens, tier in SMALL),
             *(_rows("smollm2-qkv", 576, tokens, tier, outputs=960) for tokens, tier in SMALL),
+            *(_rows("smollm2-up", 576, tokens, tier, outputs=3072) for tokens, tier in SMALL),
             *(_rows("smollm2-down", 1536, tokens, tier, outputs=576) for tokens, tier in SMALL),
         ),
     ),

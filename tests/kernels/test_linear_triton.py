@@ -40,12 +40,16 @@ def check_low_precision_within_budget():
 
 
 def check_company_changes_nothing():
-    x, weight = randn(40, 256), randn(96, 256, seed=1)
+    """Neither other tokens nor other rows of the weight, however the product is cut for them."""
+    x, weight = randn(140, 256), randn(96, 256, seed=1)
     together = product(x, weight)
-    for tokens in (1, 8, 17, 33):
+    for tokens in (1, 8, 17, 33, 65):
         assert torch.equal(product(x[:tokens], weight), together[:tokens])
     x[1::2] = torch.nan
     assert torch.equal(product(x, weight)[::2], together[::2])
+    few, tall = randn(3, 64), randn(2080, 64, seed=1)
+    assert kernels.plan(3, 1, 2080, 64).block_o != kernels.plan(3, 1, 96, 64).block_o
+    assert torch.equal(product(few, tall)[:, :96], product(few, tall[:96]))
 
 
 def check_rows_may_lie_apart():
@@ -77,11 +81,17 @@ def check_heads_have_weights_of_their_own():
 
 
 def check_only_small_products_suit():
+    """SmolLM2's up-projection: to 64 tokens, and what cuBLAS takes for more; see the table in the module."""
     x, weight = randn(33, 256), randn(512, 256)
+    up = torch.empty(3072, 576, dtype=torch.bfloat16, device="meta")
     assert kernels.suits(x, weight, 33)
-    assert not kernels.suits(x, weight, 65)
+    assert kernels.suits(x, up, 64)
+    assert not kernels.suits(x, up, 65)
+    assert kernels.suits(x, up[:1536], 65)
+    assert not kernels.suits(x, up.view(3, 1024, 576).expand(6, 3, 1024, 576), 33)
+    assert not kernels.suits(x, weight, kernels.MAX_TOKENS + 1)
+    assert not kernels.suits(x, torch.empty(16, 2049, dtype=torch.bfloat16, device=DEVICE), 33)
     assert not kernels.suits(x.float(), weight.float(), 33)
-    assert not kernels.suits(x, torch.empty(4097, 256, dtype=torch.bfloat16, device=DEVICE), 33)
     wide = kernels.linear_triton(x.float(), weight.float())
     torch.testing.assert_close(wide, torch.nn.functional.linear(x.float(), weight.float()))
 
