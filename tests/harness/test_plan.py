@@ -236,6 +236,14 @@ def test_every_shipped_experiment_plans(name: str) -> None:
     assert "ar" in {case.arm for case in plan.cases}
 
 
+@pytest.mark.parametrize("name", sorted(experiment_files()))
+def test_every_shipped_experiment_has_requests_for_its_batches(name: str) -> None:
+    """A concurrency that no number of requests reaches is refused before anything runs."""
+    experiment = find_experiment(name)
+    sizes = [size for axis in experiment.axes if axis.name == "concurrency" for size in axis.values]
+    assert max([experiment.workload.concurrency, *sizes]) <= experiment.workload.num_requests
+
+
 def test_the_default_experiment_ablates_every_part_that_ddtree_leaves_open() -> None:
     plan = make_plan(find_experiment("default"), engine_capabilities())
     assert set(ARMS) <= {case.arm for case in plan.cases}
