@@ -181,6 +181,33 @@ class StageCost(Record):
     expected_bytes: int | NotMeasured = NotMeasured(not_measured="written before expectations were told from floors")
     # Of the verified tokens, all layers: what attention reads beside the context; no part of num_bytes.
     query_bytes: int | NotMeasured = NotMeasured(not_measured="written before queries were counted apart")
+    # In place of expected_bytes, as the case's own tokens chose: see `ExpertUse`.
+    counted_bytes: int | NotMeasured = NotMeasured(not_measured="written before experts were counted")
+
+    @property
+    def fewest_bytes(self) -> int:
+        """`num_bytes` with routed experts as they were counted, where they were."""
+        if isinstance(self.counted_bytes, NotMeasured) or isinstance(self.expected_bytes, NotMeasured):
+            return self.num_bytes
+        return self.num_bytes - self.expected_bytes + self.counted_bytes
+
+    @property
+    def unsure_bytes(self) -> int | NotMeasured:
+        """Of `fewest_bytes`, what is an expectation and was not counted."""
+        if isinstance(self.counted_bytes, NotMeasured) or isinstance(self.expected_bytes, NotMeasured):
+            return self.expected_bytes
+        return 0
+
+
+class ExpertUse(Record):
+    """How many of the routed experts held here the tokens of a round chose: means over verified rounds and layers."""
+
+    touched: float = Field(ge=0)  # different ones, of a layer
+    uniform: float = Field(gt=0)  # what a uniform router would touch for as many tokens
+    spread: float = Field(ge=0)  # of touched / uniform over rounds: standard deviation / mean
+    held: int = Field(ge=1)
+    tokens: float  # of a round, padding included
+    num_rounds: int = Field(ge=2)
 
 
 class PassSummary(Record):
@@ -240,6 +267,7 @@ class OkResult(_Result):
     prompts: PromptCard | None = None  # of a standard set; the workload says what other prompts are
     passes: tuple[PassSummary, ...] = Field(min_length=1)
     stage_costs: tuple[StageCost, ...]
+    expert_use: ExpertUse | NotMeasured = NotMeasured(not_measured="written before experts were counted")
     path_used: dict[str, str]  # part -> the path that ran; `kernels.x`: of an op that left the set of kernels
     # file below kernels/ -> its kernels that were launched on a GPU; of old records unknown
     kernels_launched: dict[str, tuple[str, ...]] = Field(default_factory=dict)

@@ -1,11 +1,12 @@
 """How far every stage is from the least time that this machine could do its work in.
 
-After the settings, beside `breakdown.py`. The fewest bytes and flops of a stage come from its case (`StageCost`, shapes
-only), what the machine can do from the run's own `Ceilings`, both for the same dtype and thread count. A stage's floor
-is the longest of three times: its bytes at the read ceiling, its flops at the matmul ceiling, one launch. Of its bytes
-as many as fit the last-level cache are taken to be there already (hot ceiling), the rest comes from memory (cold one):
-nothing can be faster, and how much slower a cold start is stands beside it. A stage timed by the device is held against
-the least time of any kernel there (`replay`), since its host may run ahead; one timed by the host against a launch.
+After the settings, beside `breakdown.py`. The fewest bytes and flops of a stage come from its case (`StageCost`: from
+the shapes, routed experts as the case counted them), what the machine can do from the run's own `Ceilings`, both for
+the same dtype and thread count. A stage's floor is the longest of three times: its bytes at the read ceiling, its flops
+at the matmul ceiling, one launch. Of its bytes as many as fit the last-level cache are taken to be there already (hot
+ceiling), the rest comes from memory (cold one): nothing can be faster, and how much slower a cold start is stands
+beside it. A stage timed by the device is held against the least time of any kernel there (`replay`), since its host may
+run ahead; one timed by the host against a launch.
 """
 
 from __future__ import annotations
@@ -221,7 +222,7 @@ def roofline_of(
 def _stage_floor(setting: Setting, found: Breakdown, machine: Machine, stage: str) -> StageFloor | None:
     """None: the stage's cost is not known, it has nothing to do, or its clock cannot tell its time."""
     costs = [cost for result in setting.results for cost in result.stage_costs if cost.stage == stage]
-    num_bytes = sum(cost.num_bytes for cost in costs) / max(len(costs), 1)
+    num_bytes = sum(cost.fewest_bytes for cost in costs) / max(len(costs), 1)
     num_flops = sum(cost.num_flops for cost in costs) / max(len(costs), 1)
     milliseconds = found.stage_ms[stage]
     if milliseconds <= 0 or not (num_bytes or num_flops):

@@ -236,7 +236,7 @@ def _graph_round(timeline: _Timeline, step: int, start: int, length: int, stages
 
 def kernels_bytes(result: OkResult, stage: str, plan: CapturePlan) -> float:
     """What the kernels of a stage move per round."""
-    return plan.wasted(stage) * next(cost.num_bytes for cost in result.stage_costs if cost.stage == stage)
+    return plan.wasted(stage) * next(cost.fewest_bytes for cost in result.stage_costs if cost.stage == stage)
 
 
 def _samples(ops: Sequence[Row], result: OkResult, plan: CapturePlan, num_rounds: int) -> Iterator[Row]:

@@ -105,9 +105,8 @@ class Engine:
         capacity = min(concurrency, len(requests))
         batch, wanted = self._storage, self._sizes(requests)
         if batch is None or capacity > batch.capacity or any(w > k for w, k in zip(wanted, batch.sizes, strict=True)):
-            batch = self._storage = None  # let go of the old one first
-            self.parts.executor.release()
-            self.parts.prefill.release()
+            batch = None
+            self.release()  # let go of the old one first
             batch = self._storage = self.new_batch(requests, capacity)
         batch.reset()
         self._in_flight.clear()
@@ -118,6 +117,13 @@ class Engine:
         )
         self.parts.prefill.prepare(self.parts, batch, requests, generators, probe)
         return batch
+
+    def release(self) -> None:
+        """Let go of the storage and of all that was recorded on it; the next run takes new ones."""
+        self._storage = None
+        self._in_flight.clear()
+        self.parts.executor.release()
+        self.parts.prefill.release()
 
     def _used_parts(self) -> dict[str, Part]:
         return {field: part for field in PARTS if (part := getattr(self.parts, field, None)) is not None}

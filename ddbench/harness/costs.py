@@ -5,7 +5,8 @@ context rows, once per request however many nodes attend to them; new cache rows
 activations between kernels, masks, anything that a perfect implementation keeps on the chip. A multiply-add is two
 flops. Routed experts are counted as if the router were uniform: T tokens touch H * (1 - (1 - k/E)^T) of the H experts
 held here (all E, or a rank's share), and T*k*H/E of their choices are computed here. That is an expectation: what is
-sure is what one token must touch, since all tokens may choose alike. The bytes beyond that are told apart.
+sure is what one token must touch, since all tokens may choose alike. The bytes beyond that are told apart, and stand
+beside what a count of the case's own choices makes of them (`expert_census.py`).
 
 Letters: B batch rows, N tokens verified per request (root included), P block size, T = B*N tokens, S context rows,
 M hidden, V vocabulary, G KV heads, D head dim, R latent rank, E experts, H of them held here, k chosen ones.
@@ -18,14 +19,17 @@ from dataclasses import dataclass
 
 from ddbench.engine.stages import Stage
 from ddbench.models.shapes import DrafterShape, GQAShape, MLAShape, MoEShape, TargetShape
-from ddbench.records import NotMeasured, StageCost
+from ddbench.records import ExpertUse, NotMeasured, StageCost
 
 INDEX_BYTES = 8  # token ids and positions are int64
 _VERIFY_ONLY = NotMeasured(not_measured="counted for verify only")
+NO_EXPERTS = NotMeasured(not_measured="the target has no routed experts")
+NOT_COUNTED = NotMeasured(not_measured="the experts that tokens chose were not counted")
 _NO_PARTS: dict[str, int | NotMeasured] = {
     "context_bytes": _VERIFY_ONLY,
     "expected_bytes": 0,
     "query_bytes": _VERIFY_ONLY,
+    "counted_bytes": _VERIFY_ONLY,
 }
 
 
@@ -66,8 +70,10 @@ def stage_costs(
     element_bytes: int,
     is_packed: bool,
     stages: Collection[str],
+    expert_use: ExpertUse | NotMeasured = NOT_COUNTED,
 ) -> tuple[StageCost, ...]:
     """Costs of those `stages` that have a closed form, in the order of a round."""
+    verify_parts = _verify_parts(target, round_, element_bytes, is_packed, expert_use)
     costs = {
         Stage.VERIFY: verify_cost(target, round_, element_bytes, is_packed),
         Stage.TREE_COMPILE: tree_compile_cost(round_),
@@ -84,7 +90,7 @@ def stage_costs(
             num_bytes=round(costs[stage].num_bytes),
             num_flops=round(costs[stage].num_flops),
             basis=round_.basis,
-            **(_verify_parts(target, round_, element_bytes, is_packed) if stage is Stage.VERIFY else _NO_PARTS),
+            **(verify_parts if stage is Stage.VERIFY else _NO_PARTS),
         )
         for stage in Stage
         if stage in costs and stage.value in stages
@@ -102,7 +108,7 @@ def verify_cost(target: TargetShape, round_: TypicalRound, element_bytes: int, i
     attention = linear_cost(attention_weights(target), tokens, element_bytes)
     attention += attention_cost(target.attention, round_, element_bytes)
     total += attention.times(target.num_layers)
-    num_moe = sum(target.is_moe_layer(layer) for layer in range(target.num_layers))
+    num_moe = num_moe_layers(target)
     dense = linear_cost(3 * target.hidden * target.dense_width, tokens, element_bytes)
     total += dense.times(target.num_layers - num_moe)
     if target.moe is not None:
@@ -129,25 +135,45 @@ def attention_cost(shape: GQAShape | MLAShape, round_: TypicalRound, element_byt
 
 
 def _verify_parts(
-    target: TargetShape, round_: TypicalRound, element_bytes: int, is_packed: bool
+    target: TargetShape,
+    round_: TypicalRound,
+    element_bytes: int,
+    is_packed: bool,
+    expert_use: ExpertUse | NotMeasured,
 ) -> dict[str, int | NotMeasured]:
     """What verify's bytes consist of, and the queries beside them."""
     return {
         "context_bytes": _context_bytes(target, round_, element_bytes),
-        "expected_bytes": round(_expected_bytes(target, round_.batch * round_.width, element_bytes, is_packed)),
+        **_expert_parts(target, round_.batch * round_.width, element_bytes, is_packed, expert_use),
         "query_bytes": round(
             round_.batch * round_.width * target.num_layers * query_elements(target.attention) * element_bytes
         ),
     }
 
 
-def _expected_bytes(target: TargetShape, tokens: float, element_bytes: int, is_packed: bool) -> float:
-    """Routed experts of all layers that tokens touch under a uniform router, beyond those that they must touch."""
+def _expert_parts(
+    target: TargetShape, tokens: float, element_bytes: int, is_packed: bool, use: ExpertUse | NotMeasured
+) -> dict[str, int | NotMeasured]:
+    """Bytes of routed experts beyond the sure ones: as a uniform router would touch them, and as they were counted."""
     if target.moe is None:
-        return 0.0
-    beyond = max(0.0, experts_touched(target.moe, tokens) - fewest_experts(target.moe))
-    num_moe = sum(target.is_moe_layer(layer) for layer in range(target.num_layers))
-    return num_moe * beyond * expert_bytes(target.moe, target.hidden, element_bytes, is_packed)
+        return {"expected_bytes": 0, "counted_bytes": NO_EXPERTS}
+    weights = (element_bytes, is_packed)
+    expected = _unsure_bytes(target, experts_touched(target.moe, tokens), *weights)
+    if isinstance(use, NotMeasured):
+        return {"expected_bytes": expected, "counted_bytes": use}
+    counted = _unsure_bytes(target, experts_counted(target.moe, tokens, use), *weights)
+    return {"expected_bytes": expected, "counted_bytes": counted}
+
+
+def _unsure_bytes(target: TargetShape, touched: float, element_bytes: int, is_packed: bool) -> int:
+    """Of all layers that touch so many routed experts each, those beyond the ones that any tokens touch."""
+    assert target.moe is not None
+    beyond = max(0.0, touched - fewest_experts(target.moe))
+    return round(num_moe_layers(target) * beyond * expert_bytes(target.moe, target.hidden, element_bytes, is_packed))
+
+
+def num_moe_layers(target: TargetShape) -> int:
+    return sum(target.is_moe_layer(layer) for layer in range(target.num_layers))
 
 
 def _context_bytes(target: TargetShape, round_: TypicalRound, element_bytes: int) -> int:
@@ -193,6 +219,12 @@ def expert_bytes(moe: MoEShape, hidden: int, element_bytes: int, is_packed: bool
 def experts_touched(moe: MoEShape, tokens: float) -> float:
     """Expected number of different experts held here that `tokens` tokens choose under a uniform router."""
     return moe.num_held * (1 - (1 - moe.top_k / moe.num_experts) ** tokens)
+
+
+def experts_counted(moe: MoEShape, tokens: float, use: ExpertUse) -> float:
+    """The same for tokens that choose as those of a count did: alike, so that they touch fewer."""
+    touched = use.touched / use.uniform * experts_touched(moe, tokens)
+    return max(fewest_experts(moe), min(touched, moe.num_held))
 
 
 def fewest_experts(moe: MoEShape) -> int:

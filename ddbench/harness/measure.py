@@ -2,7 +2,8 @@
 
 The order is fixed: parity first, so that no timing exists of a wrong engine; then clean passes, from which alone speed
 is read; then the pass with stage timers, and a short one that counts ops. Outputs of all passes are held against each
-other and, where the sweep has one, against the `ar` case of the same workload.
+other and, where the sweep has one, against the `ar` case of the same workload. Last the experts that tokens chose are
+counted: by then the engine's storage is no longer needed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ddbench.engine.types import Request
 from ddbench.errors import DdbenchError
 from ddbench.harness import parity
 from ddbench.harness.capture import CAPTURES, CleanProbe, host_load, load_sample
+from ddbench.harness.expert_census import count_experts
 from ddbench.harness.graph_events import watched
 from ddbench.harness.launched import by_file, launches_seen
 from ddbench.harness.observe import count, output_digest, pass_rows, replayed
@@ -94,6 +96,10 @@ def measure_case(job: Job, notify: Notify) -> tuple[CaseResult, CaseTables | Non
             models=card,
         )
         return wrong, None
+    peak_memory = peak_memory_bytes(case.engine)  # of what was measured, which the count of experts is no part of
+    if models.target.shape.moe is not None:
+        notify("counting experts")
+    expert_use = count_experts(engine, workload.measured, case.workload.concurrency)
     result = OkResult(
         case_id=job.case_id,
         case=case,
@@ -105,12 +111,13 @@ def measure_case(job: Job, notify: Notify) -> tuple[CaseResult, CaseTables | Non
         models=card,
         prompts=workload.card,
         passes=tuple(one.summary for one in observed),
-        stage_costs=case_costs(case, models, observed),
+        stage_costs=case_costs(case, models, observed, expert_use),
+        expert_use=expert_use,
         path_used=path_used(case.engine, observed),
         kernels_launched=by_file(launched),
         counters=count(observed[0].rows) | op_counts | happened,
         output_digest=output_digest(observed[0].outputs),
-        peak_memory_bytes=peak_memory_bytes(case.engine),
+        peak_memory_bytes=peak_memory,
     )
     return result, _tables(observed)
 

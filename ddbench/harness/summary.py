@@ -21,7 +21,16 @@ from ddbench.errors import DdbenchError
 from ddbench.harness.costs import stage_costs
 from ddbench.harness.observe import PassRows, count, typical_round
 from ddbench.models.weights import DRAFTERLESS, Models
-from ddbench.records import BUSY_HOST, Acceptance, ModelCard, PassSummary, PromptCard, StageCost
+from ddbench.records import (
+    BUSY_HOST,
+    Acceptance,
+    ExpertUse,
+    ModelCard,
+    NotMeasured,
+    PassSummary,
+    PromptCard,
+    StageCost,
+)
 from ddbench.spec import PART_FIELDS, UNUSED, Case, EngineSpec
 
 REPETITIVE = 0.5  # share of repeated 4-grams from which an output counts as degenerate
@@ -61,7 +70,9 @@ def _acceptance(spec: EngineSpec, has_trained_weights: bool) -> Acceptance:
     return special.get(spec.draft, "measured" if has_trained_weights else "random_weights")
 
 
-def case_costs(case: Case, models: Models, observed: Sequence[Observed]) -> tuple[StageCost, ...]:
+def case_costs(
+    case: Case, models: Models, observed: Sequence[Observed], expert_use: ExpertUse | NotMeasured
+) -> tuple[StageCost, ...]:
     """Floors of the stages that were seen, for the typical round of the clean pass."""
     spec, clean = case.engine, observed[0].rows
     if not clean.rounds:
@@ -76,6 +87,7 @@ def case_costs(case: Case, models: Models, observed: Sequence[Observed]) -> tupl
         element_bytes=models.target.embedding.weight.element_size(),
         is_packed=spec.experts == "packed",
         stages=sampled or {stage.value for stage in ROUND_STAGES},
+        expert_use=expert_use,
     )
 
 

@@ -14,6 +14,7 @@ from ddbench.records import NotMeasured
 from ddbench.report import cells
 from ddbench.report.document import Cell, Column, Section, Skipped, Table
 from ddbench.report.evidence import Evidence
+from ddbench.report.expert_use import expert_tables
 from ddbench.report.profiled import (
     CASE_STAGE,
     bytes_cell,
@@ -46,28 +47,34 @@ def bandwidth(evidence: Evidence) -> Section | Skipped:
             if isinstance(one.moved, NotMeasured)
         ]
         return skipped(evidence, "bandwidth", TITLE, reasons[:1])
+    is_counted = any(one.expert_rounds for _, profile in own for one in profile.stage_bytes)
+    fewer = "the rounds in which they were counted" if is_counted else "the uniform router that its fewest bytes expect"
     intro = (
         "Bytes through device memory per round, against the fewest that the shapes allow. Waste is moved over fewest: "
-        "1 is perfect; below 1 a cache served the rest, or a target of routed experts touched fewer of them than the "
-        "uniform router that its fewest bytes expect. Counters see every kernel alone (copies are added from the "
+        "1 is perfect; below 1 a cache served the rest, or a target of routed experts touched fewer of them than "
+        f"{fewer}. Counters see every kernel alone (copies are added from the "
         "timeline); samples see the memory while the case ran. Where the two disagree widely, believe neither before "
         "you know why.",
     )
     rows = [row for label, profile in own for row in _stage_rows(label, profile)]
     tables = (
-        *table("Bytes moved per round and stage", _stage_columns(), rows),
+        *table("Bytes moved per round and stage", _stage_columns(is_counted), rows),
+        *expert_tables("Case", ((label, profile.case.result) for label, profile in own)),
         *_readings(own),
         *_kernels(own),
     )
     return Section("bandwidth", TITLE, intro, tables=tables)
 
 
-def _stage_columns() -> tuple[Column, ...]:
+def _stage_columns(is_counted: bool) -> tuple[Column, ...]:
+    experts = "the fewest of routed experts are an expectation, which may be too high"
+    if is_counted:
+        experts = "of routed experts the fewest are as counted in other rounds of the case, where its cell says so"
     return (
         *CASE_STAGE,
         Column("Moved", tip="by counters and copies where there are any, else sampled"),
         Column("Fewest", tip="by the cost model of the case's typical round"),
-        Column("Waste", tip="moved / fewest; the fewest of routed experts are an expectation, which may be too high"),
+        Column("Waste", tip=f"moved / fewest; {experts}"),
         Column("Kernels", tip="DRAM bytes read and written, by hardware counters", is_minor=True),
         Column("Copies", tip="copies and memsets, which counters do not see; read and written", is_minor=True),
         Column("Sampled", tip="sampled share of the DRAM's peak x peak x time of the stage", is_minor=True),
@@ -99,6 +106,8 @@ def whole_round(stages: tuple[StageBytes, ...]) -> StageBytes:
     rest = {
         "num_samples": min(one.num_samples for one in stages),
         "sampled_error": sum(o.sampled_error for o in stages),
+        "expert_rounds": max(one.expert_rounds for one in stages),
+        "expert_error": sum(one.expert_error for one in stages),
     }
     return StageBytes(stage=WHOLE, **rest, **{name: total(name) for name in names})  # type: ignore[arg-type]
 
@@ -107,7 +116,7 @@ def _byte_cells(one: StageBytes, profile: Profile) -> tuple[Cell, ...]:
     rate = one.bytes_per_s
     return (
         bytes_cell(one.moved, "" if one.is_counted else "sampled"),
-        bytes_cell(one.fewest, tip=_expectation(one.expected)),
+        bytes_cell(one.fewest, tip=_of_experts(one)),
         ratio_cell(one.waste, is_bad=is_wasteful(one)),
         bytes_cell(one.counted),
         bytes_cell(one.copied),
@@ -136,11 +145,11 @@ def _of_ceiling(rate: float | NotMeasured, profile: Profile) -> float | NotMeasu
     return rate / profile.machine.typical.cold
 
 
-def _expectation(expected: float | NotMeasured) -> str:
-    """How much of the fewest bytes is none that is sure."""
-    if isinstance(expected, NotMeasured) or not expected:
-        return ""
-    return f"{units.byte_count(expected)} of them by an expectation of how many routed experts are touched"
+def _of_experts(one: StageBytes | Readings) -> str:
+    """What the fewest bytes rest on: a count, or how much of them is none that is sure."""
+    if isinstance(one.expected, NotMeasured) or not one.expected:
+        return f"routed experts as counted in {one.expert_rounds} rounds" if one.expert_rounds else ""
+    return f"{units.byte_count(one.expected)} of them by an expectation of how many routed experts are touched"
 
 
 def _cache_cell(one: StageBytes, profile: Profile) -> Cell:
@@ -210,7 +219,7 @@ def _kernel_verdict(found: AttentionReads) -> Cell:
 def _room_readings(found: Readings) -> tuple[Cell, ...]:
     return (
         bytes_cell(found.moved, found.source),
-        bytes_cell(found.fewest, tip=_expectation(found.expected)),
+        bytes_cell(found.fewest, tip=_of_experts(found)),
         bytes_cell(found.context),
         bytes_cell(found.cached),
         number_cell(found.width),

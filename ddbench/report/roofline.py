@@ -18,6 +18,7 @@ from ddbench.report.arms import label_cell
 from ddbench.report.ceilings import ceiling_notes, ceiling_tables
 from ddbench.report.document import Cell, Column, Figure, LegendEntry, Panel, Section, Skipped, Table
 from ddbench.report.evidence import Evidence
+from ddbench.report.expert_use import expert_tables
 from ddbench.report.profiled import MAX_ROWS_OPEN, number_cell, words
 
 TITLE = "Roofline"
@@ -40,7 +41,7 @@ def roofline(evidence: Evidence) -> Section | Skipped:
         "roofline",
         TITLE,
         tuple(_intro(evidence, measured)),
-        tables=(*tables, *ceiling_tables(evidence)),
+        tables=(*tables, *_experts(evidence), *ceiling_tables(evidence)),
         figures=tuple(_figures(evidence, measured)),
         notes=tuple(_notes(evidence, measured)),
     )
@@ -63,6 +64,12 @@ def _intro(evidence: Evidence, measured: Measured) -> Iterator[str]:
         "quartiles of time and ceilings make of it; below a floor, where it differs, the floor if nothing were in the "
         "cache. Times are of the attributed pass."
     )
+
+
+def _experts(evidence: Evidence) -> Iterator[Table]:
+    """What the fewest bytes of a target of routed experts rest on, where they were counted."""
+    counted = [(label_cell(evidence, s), s.results[0]) for s in evidence.study.settings if s.results]
+    yield from expert_tables("Arm", counted)
 
 
 def _arms_first(evidence: Evidence, measured: Measured) -> Measured:

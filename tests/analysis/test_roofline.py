@@ -149,6 +149,17 @@ def test_a_whole_round_is_the_sum_of_its_stages_floors(setting_of: Make) -> None
     assert (whole.without, whole.is_too_fast) == (("draft",), False)
 
 
+def test_a_floor_rests_on_experts_as_they_were_counted(setting_of: Make) -> None:
+    """10 MB, of which 8 MB were an expectation and 3 MB were counted: as long as another stage's 5 MB."""
+    counted = cost("verify", 10_000_000, 0).model_copy(update={"expected_bytes": 8_000_000, "counted_bytes": 3_000_000})
+    rows = [timed(step, stage, 5) for step in (0, 1) for stage in ("verify", "accept")]
+    found = rooflines(setting_of(rows, [counted, cost("accept", 5_000_000, 0)]), MADE)
+    assert isinstance(found, tuple)
+    one, other = ((floor.num_bytes, floor.floor_ms, floor.distance) for floor in found)
+    assert one == other
+    assert one[0] == 5_000_000
+
+
 def test_costs_of_several_processes_are_averaged(hand_run, hand_case, three_requests) -> None:
     cases = []
     for block, num_flops in enumerate((2_000_000_000, 4_000_000_000)):

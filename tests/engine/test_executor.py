@@ -164,6 +164,21 @@ def test_storage_that_is_too_small_is_gone_before_the_larger_one_is_made(gqa_mod
     assert found == [None]
 
 
+def test_what_is_released_is_gone_and_made_anew(gqa_models, graphed, make_requests, recorded):
+    """Another engine on the same models may need the memory."""
+    requests = make_requests(4)
+    engine = graphed(gqa_models)
+    before = engine.run(requests, 2)
+    number, old = len(recorded), weakref.ref(engine.reserve(requests, 2).cache)
+    engine.release()
+    recorded.clear()
+    gc.collect()
+    assert old() is None
+    assert engine.run(requests, 2) == before
+    assert len(recorded) == number
+    assert engine.parts.executor.counters()["eager_rounds"] == 0
+
+
 @pytest.mark.parametrize(("kind", "variants"), [(RoundGraphExecutor, {False, True}), (StageGraphsExecutor, {False})])
 def test_whole_rounds_are_recorded_once_more_where_stages_are_timed(
     gqa_models, graphed, make_requests, recorded, monkeypatch, kind, variants

@@ -25,7 +25,7 @@ from ddbench.harness.costs import (
     verify_cost,
 )
 from ddbench.models.shapes import DRAFTERS, TARGETS, GQAShape, MoEShape
-from ddbench.records import NotMeasured
+from ddbench.records import ExpertUse, NotMeasured, StageCost
 
 K2, K2_DRAFTER = TARGETS["kimi-k2.6"], DRAFTERS["kimi-k2.6"]
 MB, GB = 1e6, 1e9
@@ -124,6 +124,50 @@ def test_experts_that_only_a_uniform_router_touches_are_an_expectation() -> None
         for cost in stage_costs(target, K2_DRAFTER, wide, 2, False, set(Stage)):
             has_experts = target.moe is not None and cost.stage == "verify"
             assert bool(cost.expected_bytes) == has_experts, (name, cost.stage)
+
+
+def used(touched: float, uniform: float, moe: MoEShape) -> ExpertUse:
+    return ExpertUse(touched=touched, uniform=uniform, spread=0.0, held=moe.num_held, tokens=64, num_rounds=9)
+
+
+@pytest.mark.parametrize("name", ["kimi-k2.6", "k2.6-ep8-rank"])
+def test_experts_that_were_counted_take_the_place_of_the_expectation(name: str) -> None:
+    """As many as a uniform router's: the same floor. One a layer fewer: 60 experts of 24.8 MB less."""
+    target, wide = TARGETS[name], replace(ONE_TOKEN, width=64)
+    moe = target.moe
+    assert moe is not None
+    uniform = experts_touched(moe, 64)
+
+    def cost(touched: float, tokens: float = 64) -> StageCost:
+        round_ = replace(wide, width=tokens)
+        (found,) = stage_costs(
+            target, K2_DRAFTER, round_, 2, True, {"verify"}, used(touched, experts_touched(moe, 64), moe)
+        )
+        return found
+
+    same, fewer = cost(uniform), cost(uniform - 1)
+    assert same.fewest_bytes == same.num_bytes
+    assert same.num_bytes - fewer.fewest_bytes == pytest.approx(60 * expert_bytes(moe, 7168, 2, True), abs=1)
+    assert (fewer.num_bytes, fewer.expected_bytes) == (same.num_bytes, same.expected_bytes), "exact, from shapes"
+    assert (same.unsure_bytes, fewer.unsure_bytes) == (0, 0)
+    half = cost(uniform / 2, tokens=8)  # another width than was counted: the same share of the uniform router's
+    beyond = experts_touched(moe, 8) / 2 - fewest_experts(moe)
+    assert half.counted_bytes == pytest.approx(60 * beyond * expert_bytes(moe, 7168, 2, True), abs=1)
+    assert cost(0.0).counted_bytes == 0, "never less than what any tokens touch"
+    all_held = 60 * (moe.num_held - fewest_experts(moe)) * expert_bytes(moe, 7168, 2, True)
+    assert cost(3.0 * moe.num_held).counted_bytes == pytest.approx(all_held, abs=1), "nor more than are held"
+
+
+def test_without_a_count_the_expectation_stands() -> None:
+    wide = replace(ONE_TOKEN, width=64)
+    for name, target in TARGETS.items():
+        for cost in stage_costs(target, K2_DRAFTER, wide, 2, False, set(Stage)):
+            assert isinstance(cost.counted_bytes, NotMeasured), (name, cost.stage)
+            assert (cost.fewest_bytes, cost.unsure_bytes) == (cost.num_bytes, cost.expected_bytes)
+    moe = K2.moe
+    assert moe is not None
+    (dense,) = stage_costs(TARGETS["tiny-gqa"], K2_DRAFTER, wide, 2, False, {"verify"}, used(9, 10, moe))
+    assert dense.fewest_bytes == dense.num_bytes, "a target without routed experts has none to count"
 
 
 def test_one_token_of_a_whole_target_leaves_nothing_to_expect() -> None:

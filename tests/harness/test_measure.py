@@ -22,6 +22,7 @@ from ddbench.harness.summary import Observed, has_settled, warnings_of
 from ddbench.harness.worker import classify, guarded
 from ddbench.records import (
     CaseResult,
+    ExpertUse,
     FailedResult,
     IncorrectResult,
     LoadSample,
@@ -248,6 +249,53 @@ def test_phases_are_announced_in_order() -> None:
         "counting ops",
         "checking outputs",
     ]
+    phases.clear()
+    measure_case(job("ar", target="tiny-mla-moe"), phases.append)
+    assert phases[-2:] == ["checking outputs", "counting experts"], "after all that is timed, and held against others"
+
+
+def test_a_result_says_how_many_experts_were_touched() -> None:
+    """nano-k2: 2 of 16 experts per token; the floor of verify rests on the count, the exact counter does not."""
+    result, _ = ok(job(target="nano-k2", experts="packed"))
+    use = result.expert_use
+    assert isinstance(use, ExpertUse)
+    assert 2 <= use.touched <= use.held == 16
+    assert 0 < use.uniform < 16
+    costs = {cost.stage: cost for cost in result.stage_costs}
+    verify = costs["verify"]
+    assert not isinstance(verify.counted_bytes, NotMeasured)
+    assert verify.fewest_bytes - verify.num_bytes == verify.counted_bytes - verify.expected_bytes
+    assert verify.unsure_bytes == 0
+    assert all(cost.fewest_bytes == cost.num_bytes for cost in result.stage_costs if cost.stage != "verify")
+    assert OkResult.model_validate_json(result.model_dump_json()) == result
+    dense, _ = ok(job())
+    assert dense.expert_use == NotMeasured(not_measured="the target has no routed experts")
+    assert all(cost.fewest_bytes == cost.num_bytes for cost in dense.stage_costs)
+
+
+def test_results_from_before_experts_were_counted_still_load() -> None:
+    values = ok(job(target="tiny-mla-moe"))[0].model_dump(mode="json")
+    del values["expert_use"]
+    for cost in values["stage_costs"]:
+        del cost["counted_bytes"]
+    old = OkResult.model_validate(values)
+    assert old.expert_use == NotMeasured(not_measured="written before experts were counted")
+    assert [cost.fewest_bytes for cost in old.stage_costs] == [cost.num_bytes for cost in old.stage_costs]
+    assert [cost.unsure_bytes for cost in old.stage_costs] == [cost.expected_bytes for cost in old.stage_costs]
+
+
+def test_the_memory_of_a_case_is_that_of_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting experts takes storage of its own: the peak is read before it."""
+    happened: list[str] = []
+
+    def noting(name: str) -> Any:
+        real = getattr(measure, name)
+        return lambda *args: happened.append(name) or real(*args)
+
+    for name in ("peak_memory_bytes", "count_experts"):
+        monkeypatch.setattr(measure, name, noting(name))
+    ok(job("ar", target="tiny-mla-moe"))
+    assert happened == ["peak_memory_bytes", "count_experts"]
 
 
 # ------------------------------------------------------------------------------------------------ the case boundary

@@ -16,6 +16,7 @@ from ddbench.analysis.frames import load_run
 from ddbench.analysis.synthetic import make_cases
 from ddbench.analysis.synthetic_captures import CapturePlan
 from ddbench.captured import CAPTURE_TABLES, CaptureFault, LedgerLine
+from ddbench.records import ExpertUse
 from ddbench.report.bandwidth import bandwidth
 from ddbench.report.captures import captures
 from ddbench.report.copies import copies
@@ -26,6 +27,7 @@ from ddbench.report.launches import CAUSES, COLORS, GROUPS, launches
 from ddbench.report.occupancy import occupancy
 from ddbench.report.profiled import times
 from ddbench.report.provenance import raw_data
+from ddbench.report.roofline import roofline
 
 SECTIONS = (captures, bandwidth, occupancy, launches, copies)
 DENIED = CaptureFault(reason="no_permission", what="counters are for <administrators>", cure="run as root")
@@ -141,6 +143,45 @@ def test_readings_stand_by_what_they_are_drawn_from(evidence) -> None:
     short = table_of(bandwidth(evidence(waste={"verify": 0.7})), "How often verify")
     assert short.rows[1][-1].text == "cannot tell"
     assert "expectation" in short.rows[1][-1].tip
+
+
+def counted(own: Evidence, num_rounds: int) -> Evidence:
+    """600 kB of verify's fewest bytes were an expectation of experts; 400 kB were counted."""
+    use = ExpertUse(touched=4.5, uniform=6.0, spread=0.05, held=8, tokens=17.0, num_rounds=num_rounds)
+    fields = {"expected_bytes": 600_000, "counted_bytes": 400_000}
+    results = {
+        key: one.model_copy(
+            update={
+                "expert_use": use,
+                "stage_costs": tuple(
+                    c.model_copy(update=fields if c.stage == "verify" else {}) for c in one.stage_costs
+                ),
+            }
+        )
+        for key, one in own.frames.results.items()
+    }
+    return evidence_of(dataclasses.replace(own.frames, results=results))
+
+
+def test_routed_experts_that_were_counted_are_shown(run_of, some_ceilings) -> None:
+    """And only these: a run that did not count says what it said before."""
+    plan = CapturePlan(waste={"verify": 1.2})
+    before = evidence_of(load_run(run_of(cases=ONE, captures={0: plan}, ceilings=some_ceilings)))
+    after = counted(before, 31)
+    for section, about in ((bandwidth, "Case"), (roofline, "Arm")):
+        assert not any(table.title == "Routed experts touched" for table in section_of(section(before)).tables)
+        table = table_of(section(after), "Routed experts touched")
+        assert table.columns[0].title == about
+        (row,) = table.rows
+        assert [cell.sort for cell in row[1:]] == [4.5, 8, 6.0, 0.75, 0.05, 17.0, 31]
+    old, new = (table_of(bandwidth(own), "Bytes moved") for own in (before, after))
+    assert "an expectation, which may be too high" in old.columns[4].tip
+    assert "as counted in other rounds" in new.columns[4].tip
+    (verify,) = (row for row in new.rows if row[1].text == "verify")
+    assert (verify[3].sort, verify[3].tip) == (8e5, "routed experts as counted in 31 rounds")
+    assert verify[4].sort == pytest.approx(1.2 / 0.8, rel=0.01)
+    assert "uniform router" in section_of(bandwidth(before)).intro[0]
+    assert "uniform router" not in section_of(bandwidth(after)).intro[0]
 
 
 def test_kernels_of_attention_have_a_row(evidence) -> None:

@@ -206,7 +206,7 @@ def _reading(basis: Basis, settings: Sequence[Setting], which: str) -> Value:
     costs = [
         cost for s in settings for result in s.results for cost in result.stage_costs if cost.stage == Stage.VERIFY
     ]
-    amounts = [cost.context_bytes if which == "context" else cost.num_bytes for cost in costs]
+    amounts = [cost.context_bytes if which == "context" else cost.fewest_bytes for cost in costs]
     known = [float(amount) for amount in amounts if not isinstance(amount, NotMeasured)]
     if not known:
         return missing(f"context bytes: {reasons(amounts)[0]}" if amounts else "nothing says what verify has to read")

@@ -90,8 +90,7 @@ def traffic_part(concurrency: int, found: Traffic) -> Part:
     sharing, wasteful = _sharing(found.sharing), found.wasteful
     verdict: Verdict = sharing.verdict
     how = "counted" if found.is_counted else "sampled"
-    is_unsure = any(not isinstance(one.expected, NotMeasured) and one.expected > 0 for one in found.stages)
-    unsure = " (of routed experts these are an expectation)" if is_unsure else ""
+    unsure = _of_experts(found.stages)
     sentences = [sharing.sentence] if sharing.sentence else []
     if wasteful:
         stages = [f"{plain(one.stage)} ({_times(one)})" for one in wasteful]
@@ -106,6 +105,14 @@ def traffic_part(concurrency: int, found: Traffic) -> Part:
         sentences.append(f"no stage that matters moves more than {_times(most)} its fewest bytes, as {how}{unsure}")
         brief = f"{sharing.brief + '; ' if sharing.brief else ''}at most {_times(most)} the fewest bytes, {how}"
     return Part(verdict, f"At concurrency {concurrency}: {'; '.join(sentences)}.", f"c={concurrency}: {brief}")
+
+
+def _of_experts(stages: Sequence[StageBytes]) -> str:
+    """What the fewest bytes rest on, as an aside."""
+    if any(not isinstance(one.expected, NotMeasured) and one.expected > 0 for one in stages):
+        return " (of routed experts these are an expectation)"
+    num_rounds = max((one.expert_rounds for one in stages), default=0)
+    return f" (the routed experts among these counted in {num_rounds} rounds)" if num_rounds else ""
 
 
 def _sharing(found: AttentionReads | Readings | NotMeasured) -> Part:
@@ -139,6 +146,8 @@ def _by_room(found: Readings) -> Part:
     moved = f"verify moved {units.byte_count(found.moved)} where {units.byte_count(found.fewest)} are the fewest"
     if not isinstance(found.expected, NotMeasured) and found.expected:
         moved += f", {units.byte_count(found.expected)} of them by an expectation of how many experts are touched"
+    if found.expert_rounds:
+        moved += f", routed experts as counted in {found.expert_rounds} rounds"
     if found.is_contradicted:
         return Part("undecided", f"{moved}: {contradiction(found)}", "cannot tell: moved less than the fewest bytes")
     if not found.is_visible:

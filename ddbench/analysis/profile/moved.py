@@ -2,13 +2,14 @@
 
 Two sources that know nothing of each other: hardware counters of every kernel (plus the copies and memsets of the
 timeline, which the counters do not see), and the DRAM's share of its peak, sampled while the case ran. Both per round
-of the whole batch. The fewest bytes are those of the case's cost model.
+of the whole batch. The fewest bytes are those of the case's cost model, with routed experts as the case counted them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,11 +19,12 @@ from ddbench.analysis.profile.copies import moved_by_copies
 from ddbench.analysis.profile.launches import busy_of, stages_among
 from ddbench.analysis.values import missing
 from ddbench.engine.stages import ROUND_STAGES, Stage
-from ddbench.records import NotMeasured, StageCost
+from ddbench.records import ExpertUse, NotMeasured, StageCost
 
 Bytes = float | NotMeasured
 READ, WRITTEN = "dram_read", "dram_write"  # of counters (bytes) and of sampled metrics (% of the peak)
 MOST_HOMELESS = 0.01  # of the counted kernels: with more of them no stage's sum is the stage's
+DEVIATIONS = 2.0  # standard ones, by which rounds may differ from those in which experts were counted
 ROUNDING = 0.5  # nsys samples whole percents of the DRAM's peak
 STAGES = frozenset(stage.value for stage in ROUND_STAGES)
 
@@ -41,6 +43,8 @@ class StageBytes:
     num_samples: int  # that lie wholly within the stage; 0: the share is blurred by its neighbours
     sampled_error: float  # by which whole percents may put the sampled bytes off
     busy_ns: float | NotMeasured  # at least one of its ops runs, in the timeline
+    expert_rounds: int = 0  # in which the routed experts of `fewest` were counted; 0: not counted, or there are none
+    expert_error: float = 0.0  # by which the captured rounds may have touched more or less than those
 
     @property
     def moved(self) -> Bytes:
@@ -114,8 +118,12 @@ def stage_bytes(case: CapturedCase) -> tuple[StageBytes, ...]:
     counted, busy, copied = _counted(case.counted), _busy(case.timeline), _copied(case.timeline)
     sampled = _sampled(case.timeline)
     known = [own for own in (counted, busy, copied, sampled) if not isinstance(own, NotMeasured)]
+    use, num_rounds = case.result.expert_use, _num_rounds(case)
     return tuple(
-        _stage(stage, costs.get(stage), counted, copied, sampled, busy)
+        replace(
+            _stage(stage, costs.get(stage), counted, copied, sampled, busy),
+            **_experts(costs.get(stage), use, num_rounds),
+        )
         for stage in stages_among(list(costs), *(list(own) for own in known))
         if stage != Stage.PREFILL.value  # no part of a round
     )
@@ -136,9 +144,9 @@ def _stage(
         share, num_samples, error = sampled[stage]
     return StageBytes(
         stage=stage,
-        fewest=no_cost if cost is None else float(cost.num_bytes),
+        fewest=no_cost if cost is None else float(cost.fewest_bytes),
         context=no_cost if cost is None else cost.context_bytes,
-        expected=no_cost if cost is None else cost.expected_bytes,
+        expected=no_cost if cost is None else cost.unsure_bytes,
         counted=counted if isinstance(counted, NotMeasured) else counted.get(stage, 0.0),
         copied=copied if isinstance(copied, NotMeasured) else copied.get(stage, 0.0),
         sampled=share,
@@ -146,6 +154,20 @@ def _stage(
         sampled_error=error,
         busy_ns=busy if isinstance(busy, NotMeasured) else busy.get(stage, 0.0),
     )
+
+
+def _experts(cost: StageCost | None, use: ExpertUse | NotMeasured, num_rounds: int) -> dict[str, Any]:
+    """What a stage's count of experts rests on, and how far the mean of other rounds may lie from it."""
+    if cost is None or isinstance(cost.counted_bytes, NotMeasured) or isinstance(use, NotMeasured):
+        return {}
+    by_chance = DEVIATIONS * use.spread * (1 / max(1, num_rounds) + 1 / use.num_rounds) ** 0.5
+    return {"expert_rounds": use.num_rounds, "expert_error": by_chance * cost.counted_bytes}
+
+
+def _num_rounds(case: CapturedCase) -> int:
+    """Rounds of the pass that bytes are taken from."""
+    passes = [one for one in (case.counted, case.timeline) if not isinstance(one, NotMeasured)]
+    return passes[0].num_rounds if passes else 1
 
 
 # --- counters ---------------------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 Of the bytes that verify moved, those that it must have moved anyway (its fewest bytes without the context, less what a
 cache may have served) are taken away: what is left is room for readings of the context. That bounds their number from
 above, whatever else was moved. Room for less than two is a proof that it was read once. Fewest bytes that are only
-expected (the routed experts that a uniform router would touch) may not have been moved: they are not taken away.
+expected (the routed experts that a uniform router would touch) may not have been moved: they are not taken away. Where
+the experts were counted nothing is only expected, but the count is of other rounds: what these may differ by is left.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ class Readings:
     context: float
     cached: float  # bytes that may have been in the cache already
     expected: float | NotMeasured  # of the fewest, an expectation and no floor
-    error: float  # by which `moved` may be off
+    error: float  # by which `moved` may be off, and the experts among the fewest
     source: str  # how the bytes were measured
+    expert_rounds: int = 0  # in which these were counted; 0: not counted, or there are none
 
     @property
     def is_contradicted(self) -> bool:
@@ -86,10 +88,11 @@ def readings_of(
     expected = found.expected
     unsure = 0.0 if isinstance(expected, NotMeasured) else expected
     others = max(0.0, found.fewest - unsure - found.context - cached)
-    most = max(0.0, found.moved + found.error - others) / found.context
+    error = found.error + found.expert_error
+    most = max(0.0, found.moved + error - others) / found.context
     source = "hardware counters" if found.is_counted else SAMPLED
-    bytes_ = (found.moved, found.fewest, float(found.context), float(cached), expected, found.error)
-    return Readings(most, width, *bytes_, source)
+    bytes_ = (found.moved, found.fewest, float(found.context), float(cached), expected, error)
+    return Readings(most, width, *bytes_, source, found.expert_rounds)
 
 
 def _cached(case: CapturedCase, found: StageBytes, cache_bytes: int | NotMeasured) -> float | NotMeasured:

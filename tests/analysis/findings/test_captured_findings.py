@@ -14,7 +14,7 @@ from ddbench.analysis.profile.device_time import HOST_CAUSES
 from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases, synthetic_ceilings
 from ddbench.analysis.synthetic_captures import CapturePlan
 from ddbench.captured import CaptureFault
-from ddbench.records import NotMeasured
+from ddbench.records import ExpertUse, NotMeasured
 from ddbench.report.evidence import Evidence, evidence_of
 
 CASES = make_cases(arms=("ar", "chain", "ddtree"), concurrencies=(1,), node_budgets=(16,), num_requests=8)
@@ -94,6 +94,40 @@ def test_fewer_bytes_than_the_fewest_prove_no_sharing(evidence) -> None:
     assert "600 kB of them by an expectation of how many experts are touched" in told_so.answer
     assert "shared, perhaps not by all" in told_so.answer
     assert "of routed experts these are an expectation" in told_so.answer
+
+
+def with_count(run: Evidence, counted: int) -> Evidence:
+    """600 kB of verify's fewest bytes were an expectation of experts; so many were counted."""
+    use = ExpertUse(touched=4, uniform=6, spread=0.0, held=8, tokens=17, num_rounds=31)
+    fields = {"expected_bytes": 600_000, "counted_bytes": counted}
+    results = {
+        key: result.model_copy(
+            update={
+                "expert_use": use,
+                "stage_costs": tuple(
+                    c.model_copy(update=fields if c.stage == "verify" else {}) for c in result.stage_costs
+                ),
+            }
+        )
+        for key, result in run.frames.results.items()
+    }
+    return evidence_of(dataclasses.replace(run.frames, results=results))
+
+
+def test_experts_that_were_counted_prove_sharing_where_an_expectation_cannot(evidence) -> None:
+    """800 kB moved; 1 MB expected, of which 600 kB of experts; 350 kB of these were counted."""
+    run = evidence(captures={TREE: CapturePlan(waste={"verify": 0.8})})
+    assert answer(run, 1).verdict == "undecided"
+    found = answer(with_count(run, 350_000), 1)
+    assert found.verdict == "yes"
+    assert "800 kB where 750 kB are the fewest, routed experts as counted in 31 rounds: its bytes" in found.answer
+    assert "its fewest bytes, as counted (the routed experts among these counted in 31 rounds)" in found.answer
+    assert "expectation" not in found.answer
+    values = {number.label: number.value for number in found.numbers}
+    assert values["verify: bytes moved over its fewest"].value == pytest.approx(0.8 / 0.75)
+    assert values["readings of the context by verify, at most"].value == pytest.approx(1.125)
+    wrong = answer(with_count(run, 500_000), 1)
+    assert "cannot tell, as verify moved less than it surely must" in wrong.answer
 
 
 def with_attention(run: Evidence, read: float, kept: bool = False) -> Evidence:

@@ -23,7 +23,7 @@ from ddbench.analysis.profile.tax import Tax, clean_rounds, tax_of
 from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases, synthetic_ceilings
 from ddbench.analysis.synthetic_captures import KERNELS, LATENCY_NS, SYNC_NS, CapturePlan
 from ddbench.captured import OUTSIDE_ROUNDS, CaptureFault
-from ddbench.records import NotMeasured
+from ddbench.records import ExpertUse, NotMeasured
 
 SMALL = {"concurrencies": (1,), "node_budgets": (16,), "num_requests": 6, "max_new_tokens": 24}
 DENIED = CaptureFault(reason="no_permission", what="counters are for administrators", cure="run as root")
@@ -312,6 +312,47 @@ def test_what_is_only_expected_is_not_taken_away(profile_of, waste, expected, mo
     assert found.most == pytest.approx((waste * 1e6 - (1e6 - 4e5 - expected)) / 4e5)
     assert not found.is_contradicted
     assert found.is_telling == (most < 17)
+
+
+def with_count(profile: Profile, counted: int, spread: float) -> Profile:
+    """600 kB of verify's fewest bytes were an expectation of experts; so many were counted in 100 rounds."""
+    fields = {"expected_bytes": 600_000, "counted_bytes": counted}
+    result = profile.case.result
+    costs = tuple(c.model_copy(update=fields) if c.stage == "verify" else c for c in result.stage_costs)
+    use = ExpertUse(touched=4, uniform=6, spread=spread, held=8, tokens=17, num_rounds=100)
+    result = result.model_copy(update={"stage_costs": costs, "expert_use": use})
+    return Profile(dataclasses.replace(profile.case, result=result), profile.machine)
+
+
+@pytest.mark.parametrize(
+    ("waste", "counted", "most"),
+    [
+        (1.0, 600_000, 1.0),  # as expected, and sure: nothing but one context is left
+        (0.8, 400_000, 1.0),  # 200 kB less of experts were moved, and counted
+        (1.2, 400_000, 2.0),
+    ],
+)
+def test_experts_that_were_counted_are_taken_away(profile_of, waste, counted, most) -> None:
+    """Of 400 kB context and the experts; were these an expectation, they would leave room for more readings."""
+    profile = with_count(profile_of(waste={"verify": waste}), counted, 0.0)
+    found = profile.readings
+    assert isinstance(found, Readings)
+    assert (found.fewest, found.expected, found.error, found.expert_rounds) == (4e5 + counted, 0, 0, 100)
+    assert found.most == pytest.approx(most)
+    assert not found.is_contradicted
+    assert found.is_telling
+
+
+def test_rounds_differ_from_those_that_were_counted(profile_of) -> None:
+    """700 kB moved where 800 kB were counted: a contradiction, unless rounds differ by as much."""
+    profile = profile_of(waste={"verify": 0.7})
+    still, lively = (with_count(profile, 400_000, spread) for spread in (0.01, 0.2))
+    assert still.readings.is_contradicted
+    found = lively.readings
+    captured = lively.case.counted.num_rounds
+    assert found.error == pytest.approx(2 * 0.2 * 4e5 * (1 / captured + 1 / 100) ** 0.5)
+    assert not found.is_contradicted
+    assert found.most == pytest.approx((7e5 + found.error - 4e5) / 4e5), "what they differ by may be context"
 
 
 @pytest.mark.parametrize("expected", [NotMeasured(not_measured="an old record"), 0, 100_000])
