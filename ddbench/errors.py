@@ -47,6 +47,14 @@ def did_you_mean(got: str, choices: Iterable[str]) -> str:
     return f"did you mean '{lowered[close[0]]}'?" + (f" ({listing})" if len(known) <= _FEW else "")
 
 
+def refuse_unknown(what: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """UserError where one of the names is not known: `unknown format 'htm': did you mean 'html'? (known: ...)`."""
+    choices = set(known)
+    for name in names:
+        if name not in choices:
+            raise UserError(f"unknown {what} {shown(name)}: {did_you_mean(name, choices)}")
+
+
 def shown(value: object, limit: int = 60) -> str:
     """A value as it goes into a message: on one line, and never the message's longest part."""
     text = repr(value)

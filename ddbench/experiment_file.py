@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from ddbench.errors import UserError, did_you_mean, shown
 from ddbench.spec import AXIS_MODELS, Axis, EngineSpec, ExperimentSpec, first_message, make_axis, with_tuples
+from ddbench.text_files import why_unread
 
 
 def experiment_files() -> dict[str, Path]:
@@ -45,10 +46,8 @@ def load_experiment(path: Path) -> ExperimentSpec:
     except FileNotFoundError as error:
         hint = did_you_mean(path.name, (other.name for other in path.parent.glob("*.toml")))
         raise UserError(f"{path}: there is no such file; TOML files in its folder: {hint}") from error
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); expected a TOML file") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text; expected a TOML file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({why_unread(error)}); expected a TOML file") from error
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path}: not valid TOML: {error}") from error
     return experiment_from_mapping(data, name=path.stem, where=str(path))

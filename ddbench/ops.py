@@ -100,9 +100,12 @@ class TritonLauncher:
     stem: str
     name: str = ""  # of the launcher; without: the stem's own
 
+    def load(self) -> Callable[..., Any]:
+        """The launcher itself."""
+        return getattr(import_module(f"ddbench.kernels.{self.stem}_triton"), self.name or f"{self.stem}_triton")
+
     def __call__(self, **inputs: Any) -> Any:
-        module = import_module(f"ddbench.kernels.{self.stem}_triton")
-        return getattr(module, self.name or f"{self.stem}_triton")(**inputs)
+        return self.load()(**inputs)
 
 
 def _torch_and_triton(run: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
@@ -113,8 +116,12 @@ def _torch_and_triton(run: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
 
 def why_not(op: Op, implementation: str, device: str) -> str | None:
     """Why an implementation cannot run on a device of this machine; None: it can."""
-    if not isinstance(op.implementations.get(implementation), TritonLauncher):
-        return None
+    is_triton = isinstance(op.implementations.get(implementation), TritonLauncher)
+    return why_no_triton(device) if is_triton else None
+
+
+def why_no_triton(device: str) -> str | None:
+    """Why no Triton kernel runs on a device of this machine; None: they do."""
     if find_spec("triton") is None:
         return "triton is not installed: pip install 'ddbench[gpu]'"
     return None if device == "cuda" else "needs a CUDA device"

@@ -26,8 +26,8 @@ launches, 1 us per launch in a graph to drain and fill. Partial sums (3.2 MB for
 cache. At 33 .. 64 rows about 225 us: the rows' tiles, read from the L2 cache once per 128 output features, add half of
 the weights' bytes again. If it misses, look at the bandwidth of the fc GEMM alone. Below 85 %: weights by tensor maps
 (TMA) instead of cp.async, for which triton 3.6 also drops the eviction hints, then BLOCK_K 256 with 3 stages (512
-contiguous bytes per weight row). Gaps between launches: programmatic dependent launch, so that the K/V GEMM's first
-tiles load during the norm.
+contiguous bytes per weight row). Gaps between launches: a launch begins while the one before it ends, but loads nothing
+until then, weights neither: a caller may just have made them (`dependent_launch_triton`).
 """
 
 from __future__ import annotations

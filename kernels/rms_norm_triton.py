@@ -1,8 +1,8 @@
 """RMS normalisation in one launch; with the residual addition before it, or with RoPE after it, in the same launch.
 
-Where in the flow: every layer's input and the final norm (M = hidden), MLA's compressed q and latent rows, and the
-per-head norms of q and k (M = head dim, then RoPE). The round's smallest ops and its most frequent: fused for launches,
-not for bytes.
+Where in the flow: every layer's input and the final norm (M = hidden), and MLA's compressed q. Latent rows and the
+heads of q and k are `latent_rows_triton`'s and `qk_rows_triton`'s; no model calls the norm with RoPE. The round's
+smallest ops and its most frequent: fused for launches, not for bytes.
 Letters: M the normalised dim, B batch rows, T tokens, H heads, D head dim; `rotary_dim` <= D leading dims rotate.
 
 A program holds whole rows in registers: one row of 7168 (8 warps, 32 elements per thread), or as many short rows as

@@ -246,7 +246,9 @@ def test_an_experiment_that_is_no_text_file(tmp_path: Path) -> None:
     (tmp_path / "folder.toml").mkdir()
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\0")
     assert_complaint(call("plan", str(tmp_path / "folder.toml")), "cannot be read (Is a directory)")
-    assert_complaint(call("plan", str(tmp_path / "binary.toml")), "not UTF-8 text; expected a TOML file")
+    assert_complaint(
+        call("plan", str(tmp_path / "binary.toml")), "cannot be read (not UTF-8 text); expected a TOML file"
+    )
     assert_complaint(
         call("plan", str(tmp_path / "binry.toml")), "there is no such file; TOML files in its folder: did you"
     )

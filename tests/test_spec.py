@@ -71,7 +71,7 @@ def test_a_faulty_file_is_one_line_that_names_the_file(tmp_path: Path, text: str
 
 def test_a_file_that_is_no_text_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match=r"x\.toml: not UTF-8 text"):
+    with pytest.raises(UserError, match=r"x\.toml: cannot be read \(not UTF-8 text\)"):
         load_experiment(tmp_path / "x.toml")
     with pytest.raises(UserError, match=r"y\.toml: there is no such file"):
         load_experiment(tmp_path / "y.toml")

@@ -54,7 +54,8 @@ class Engine:
         self.debug = debug
         for module in (models.target, models.drafter):
             use_kernels(module, self.parts.kernels)
-        self._plain_ops = plain_ops(models.target, self.parts.kernels)
+        own = (op for part in self._used_parts().values() for op in part.plain_ops)
+        self._plain_ops = (*plain_ops(models.target, self.parts.kernels), *own)
         self._device = torch.device(spec.device)
         self._dtype = models.target.embedding.weight.dtype
         if isinstance(self.parts, SpeculativeParts):

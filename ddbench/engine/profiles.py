@@ -10,9 +10,7 @@ Letters: R recorded answers, hardest first, T anchor positions of the longest, L
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +24,8 @@ from pydantic import Field
 from ddbench.errors import SchemaError, UserError
 from ddbench.models.weights import PRETRAINED
 from ddbench.spec import EngineSpec, Record, from_json
+from ddbench.text_files import replacing
+from ddbench.wheels import sha256_of
 
 # The d-th number counts the rounds whose first d drafted tokens were all right. From the chain arm of the shipped pair
 # (drafter 0d3c708d63ffef63, target 09e77632fffbe62a; greedy, fp32, block 8) over its 96 held-out prompts, 64 tokens
@@ -129,11 +129,11 @@ def walk(accepted: list[int]) -> list[int]:
 def write_blocks(path: Path, blocks: RecordedBlocks) -> None:
     """One file, replaced as a whole."""
     tensors = {name: getattr(blocks, name).contiguous() for name in TENSORS}
-    partial = path.with_name(f"{path.name}.partial")
+    data = safetensors.torch.save(tensors, metadata={"card": json.dumps(blocks.card.model_dump())})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(safetensors.torch.save(tensors, metadata={"card": json.dumps(blocks.card.model_dump())}))
-        os.replace(partial, path)
+        with replacing(path) as partial:
+            partial.write_bytes(data)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
 
@@ -143,7 +143,7 @@ def read_blocks(profile: str) -> RecordedBlocks:
     path = SHIPPED.get(profile, Path(profile))
     advice = "expected a file that `ddbench train profile` wrote"
     try:
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        digest = sha256_of(path)[:16]
         with safetensors.safe_open(path, "pt") as file:
             text = (file.metadata() or {}).get("card")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)

@@ -13,9 +13,10 @@ import torch
 from ddbench.engine.launch import AT_ONCE, Launch
 from ddbench.engine.types import CaseFacts, DraftTree, Part, Setting
 from ddbench.kernels import tree_build
-from ddbench.kernels.draft_topk import has_nan
+from ddbench.kernels.draft_topk import draft_topk, has_nan
 
-MOST_TRITON_NODES = 256  # candidates per position that `draft_topk_triton` keeps
+MOST_TRITON_NODES = 1024  # that `tree_build_triton` builds
+MOST_TRITON_CANDIDATES = 256  # per position, that `draft_topk_triton` keeps; plain torch keeps more, without a sync
 
 
 class ChainBuilder(Part):
@@ -47,10 +48,13 @@ class BestFirstBuilder(Part, ABC):
         self._node_budget = setting.facts.spec.node_budget
         self.num_slots = 1 + self._node_budget  # N
         self._kernels = setting.kernels
+        self._draft_topk = setting.kernels.draft_topk
+        if self._draft_topk is not draft_topk and self._node_budget > MOST_TRITON_CANDIDATES:
+            self._draft_topk, self.plain_ops = draft_topk, ("draft_topk",)
 
     def __call__(self, logits: torch.Tensor, launch: Launch = AT_ONCE) -> DraftTree:
         # A node of rank r has r siblings before it: with a budget of n no rank beyond the n-th can matter.
-        log_probs, token_ids = self._kernels.draft_topk(logits, self._node_budget)
+        log_probs, token_ids = self._draft_topk(logits, self._node_budget)
         return self._build(log_probs, token_ids, launch)
 
     @abstractmethod

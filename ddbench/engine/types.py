@@ -145,6 +145,7 @@ class Part:
 
     needs_cuda: ClassVar[bool] = False
     generators: Sequence[torch.Generator] = ()  # what it draws from
+    plain_ops: Sequence[str] = ()  # of the kernel set, that it runs in plain torch whatever the set is
 
     @staticmethod
     def supports(facts: CaseFacts) -> str | None:

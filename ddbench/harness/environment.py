@@ -80,7 +80,7 @@ def read_environment(device: Device) -> Environment:
         memory_bytes=psutil.virtual_memory().total,
         device=name,
         device_memory_bytes=memory,
-        driver=nvml_answer(gpu, _driver),
+        driver=nvml_answer(gpu, lambda nvml: nvml_text(nvml.nvmlSystemGetDriverVersion())),
         power_cap_w=nvml_answer(gpu, lambda nvml: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000),
         libraries=_libraries(),
         num_threads=torch.get_num_threads(),
@@ -203,10 +203,9 @@ def nvml_device(device: str) -> Any | NotMeasured:
         return NotMeasured(not_measured="nvidia-ml-py is not installed")
     import torch
 
-    uuid = str(torch.cuda.get_device_properties(0).uuid)
     try:
         pynvml.nvmlInit()
-        return pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
+        return pynvml.nvmlDeviceGetHandleByUUID(whole_uuid(str(torch.cuda.get_device_properties(0).uuid)))
     except pynvml.NVMLError as error:
         return NotMeasured(not_measured=f"NVML: {error}")
 
@@ -223,9 +222,14 @@ def nvml_answer(gpu: Any | NotMeasured, question: Callable[[Any], AnswerT]) -> A
         return NotMeasured(not_measured=f"NVML: {error}")
 
 
-def _driver(nvml: Any) -> str:
-    version = nvml.nvmlSystemGetDriverVersion()
-    return version.decode() if isinstance(version, bytes) else version
+def nvml_text(answer: bytes | str) -> str:
+    """Older versions of pynvml answer in bytes."""
+    return answer.decode() if isinstance(answer, bytes) else answer
+
+
+def whole_uuid(uuid: str) -> str:
+    """A GPU's as NVML has it: torch leaves out how it begins."""
+    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
 
 if __name__ == "__main__":

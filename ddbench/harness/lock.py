@@ -21,7 +21,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ddbench.errors import DdbenchError
-from ddbench.harness.environment import child_environment
+from ddbench.harness.environment import child_environment, nvml_text, whole_uuid
 
 _ASK_TORCH = "import torch; print(torch.cuda.get_device_properties(0).uuid)"
 _ASK_LIMIT_S = 120
@@ -100,9 +100,9 @@ def _uuid_of(visible: str, is_by_bus: bool, nvml: Any) -> str:
     """Of an entry of CUDA_VISIBLE_DEVICES: a number in CUDA's order, the beginning of a GPU's UUID, or a slice's."""
     if visible.startswith("MIG-"):
         whole = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvml.nvmlDeviceGetHandleByUUID(visible))
-        return _text(nvml.nvmlDeviceGetUUID(whole))
+        return nvml_text(nvml.nvmlDeviceGetUUID(whole))
     gpus = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    uuids = [_text(nvml.nvmlDeviceGetUUID(gpu)) for gpu in gpus]
+    uuids = [nvml_text(nvml.nvmlDeviceGetUUID(gpu)) for gpu in gpus]
     if visible.startswith("GPU-"):
         found = [uuid for uuid in uuids if uuid.startswith(visible)]
         return found[0] if len(found) == 1 else ""
@@ -110,10 +110,6 @@ def _uuid_of(visible: str, is_by_bus: bool, nvml: Any) -> str:
     is_by_bus = is_by_bus or len(set(map(nvml.nvmlDeviceGetName, gpus))) == 1
     is_there = visible.isascii() and visible.isdigit() and int(visible) < len(uuids)
     return uuids[int(visible)] if is_by_bus and is_there else ""
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _by_torch() -> str:
@@ -126,6 +122,5 @@ def _by_torch() -> str:
     except subprocess.TimeoutExpired:
         return ""
     uuid = (done.stdout.split() or [""])[-1]
-    if done.returncode or not re.fullmatch(r"[A-Za-z0-9-]{8,64}", uuid):
-        return ""
-    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+    is_one = done.returncode == 0 and re.fullmatch(r"[A-Za-z0-9-]{8,64}", uuid)
+    return whole_uuid(uuid) if is_one else ""

@@ -135,8 +135,7 @@ def build_engine(spec: EngineSpec, models: Models, workload: Workload, concurren
     if spec.draft != "oracle":
         return Engine(spec, models)
     requests = (*workload.measured, *_warmup_requests(workload.warmup, concurrency))
-    truth = parity.autoregressive_outputs(spec, models, requests)
-    return Engine(spec, models, continuations=truth)
+    return Engine(spec, models, continuations=parity.continuations(spec, models, requests))
 
 
 # ------------------------------------------------------------------------------------------------------- correctness

@@ -9,6 +9,7 @@ best logit, and it is recorded with its margin.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -40,6 +41,24 @@ def autoregressive_spec(spec: EngineSpec) -> EngineSpec:
 def autoregressive_outputs(spec: EngineSpec, models: Models, requests: Sequence[Request]) -> dict[int, Tokens]:
     """What the target says by itself, one request at a time."""
     return outputs_of(Engine(autoregressive_spec(spec), models), requests, concurrency=1)
+
+
+def continuations(spec: EngineSpec, models: Models, requests: Sequence[Request]) -> dict[int, Tokens]:
+    """What an oracle is told: the target's own greedy outputs, one request at a time, by the case's own executor.
+
+    No reference to be held against, so that it need not be plain; a prompt that comes again is answered once.
+    """
+    engine = Engine(spec.model_copy(update={**ARMS["ar"], "sampling": "greedy"}), models)
+    first: dict[Request, int] = {}  # what is asked, whoever asks -> the first who does
+    for request in requests:
+        first.setdefault(_asked(request), request.request_id)
+    distinct = set(first.values())
+    outputs = outputs_of(engine, [request for request in requests if request.request_id in distinct], concurrency=1)
+    return {request.request_id: outputs[first[_asked(request)]] for request in requests}
+
+
+def _asked(request: Request) -> Request:
+    return replace(request, request_id=0)
 
 
 def outputs_of(engine: Engine, requests: Sequence[Request], concurrency: int) -> dict[int, Tokens]:

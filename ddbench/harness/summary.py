@@ -152,7 +152,7 @@ def _plain_ops(paths: Mapping[str, str]) -> Iterator[str]:
     for part, path in sorted(paths.items()):
         if part.startswith("kernels."):
             op = part.removeprefix("kernels.")
-            yield f"{op} ran in plain {path}: kernels '{paths['kernels']}' have nothing for this model's form of it"
+            yield f"{op} ran in plain {path}: kernels '{paths['kernels']}' have nothing for what this case needs"
 
 
 def _prompt_warnings(card: ModelCard, prompts: PromptCard | None) -> list[str]:

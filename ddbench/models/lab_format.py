@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,10 +20,12 @@ from safetensors import SafetensorError
 from torch import nn
 
 from ddbench.errors import CheckpointError, did_you_mean
+from ddbench.models.checkpoints.files import read_json
 from ddbench.models.drafter import Drafter
 from ddbench.models.shapes import DRAFTERS, DrafterShape, TargetShape
 from ddbench.models.target import Target
 from ddbench.spec import first_message
+from ddbench.text_files import replacing
 
 ShapeT = TypeVar("ShapeT", bound=BaseModel)
 
@@ -39,17 +40,14 @@ def read_shapes(folder: Path) -> tuple[TargetShape, DrafterShape]:
 
 def shapes_from(path: Path) -> tuple[TargetShape, DrafterShape]:
     """Both shapes from a JSON file {"target": TargetShape, "drafter": DrafterShape}, checked against each other."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
+    data = read_json(path)
     target, drafter = _shape(TargetShape, data, "target", path), _shape(DrafterShape, data, "drafter", path)
     check_pair(target, drafter, where=str(path))
     return target, drafter
 
 
-def _shape(kind: type[ShapeT], data: Any, part: str, path: Path) -> ShapeT:
-    if not isinstance(data, dict) or not isinstance(data.get(part), dict):
+def _shape(kind: type[ShapeT], data: Mapping[str, Any], part: str, path: Path) -> ShapeT:
+    if not isinstance(data.get(part), dict):
         raise CheckpointError(f"{path}: has no '{part}' table; expected {{'target': ..., 'drafter': ...}}")
     try:
         return kind(**data[part])
@@ -137,6 +135,5 @@ def _save(module: nn.Module, path: Path) -> None:
         name: (tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor).contiguous().cpu()
         for name, tensor in _state(module).items()
     }
-    partial = path.with_suffix(".partial")
-    safetensors.torch.save_file(stored, partial)
-    os.replace(partial, path)
+    with replacing(path) as partial:
+        safetensors.torch.save_file(stored, partial)

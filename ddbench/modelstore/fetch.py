@@ -22,10 +22,10 @@ from ddbench.models.checkpoints.fetchable import FETCHABLE, SOURCE, Fetchable, c
 from ddbench.models.checkpoints.files import read_json
 from ddbench.models.checkpoints.gguf import MAGIC, read_gguf
 from ddbench.models.checkpoints.gguf_llama import convert
+from ddbench.text_files import PARTIAL
 from ddbench.wheels import sha256_of
 
 Report = Callable[[str], None]
-PARTIAL = ".partial-"
 MB = 10**6
 
 

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 import ddbench
 from ddbench import units
-from ddbench.errors import UserError, did_you_mean, shown
+from ddbench.errors import UserError, refuse_unknown
 from ddbench.harness.ceilings import measure
 from ddbench.harness.environment import read_environment
 from ddbench.harness.lock import device_lock
@@ -43,9 +43,7 @@ def bench_ops(
     formats: Sequence[str],
 ) -> tuple[OpsFile, tuple[Path, ...]]:
     """Measure a selection, show it and write its files."""
-    for name in formats:
-        if name not in FORMATS:
-            raise UserError(f"unknown format {shown(name)}: {did_you_mean(name, FORMATS)}")
+    refuse_unknown("format", formats, FORMATS)
     place = place_of(device)
     points = asked.points()
     _writable(out)

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from ddbench import units
-from ddbench.analysis.roofline import Bound
 from ddbench.opbench.derived import Derived, Outcome, TargetResult, derive
 from ddbench.opbench.records import Cache, IncorrectRow, NotMeasuredRow, OkRow, OpRow, OpsFile
 from ddbench.records import CeilingSample, NotMeasured
@@ -30,7 +29,6 @@ COLUMNS = (
     Column("vs ours", "x", tip="time / time of our kernel with the same cache"),
     Column("target", is_number=False, is_minor=True),
 )
-BOUNDS: dict[Bound, str] = {"bytes": "bytes", "flops": "flops", "launch": "launch"}
 TONES: dict[Outcome, Tone] = {"met": "good", "missed": "bad", "unknown": "warn"}
 NONE = Cell("-", tone="quiet")
 
@@ -147,7 +145,7 @@ def _numbers(derived: Derived, ours: Mapping[Cache, float]) -> Iterator[Cell]:
         yield from (NONE, NONE, NONE)
     else:
         yield Cell(units.microseconds(floor.floor_ns / 1e3))
-        yield Cell(BOUNDS[floor.bound])
+        yield Cell(floor.bound)
         yield Cell(units.significant(100 * floor.share), tone="warn" if floor.share > 1 else "plain")
     yield Cell(units.significant(row.time_ns / ours[row.cache])) if row.cache in ours else NONE
     yield _targets(derived.targets)

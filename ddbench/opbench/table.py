@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ddbench.errors import UserError, did_you_mean, shown
+from ddbench.errors import UserError, refuse_unknown
 from ddbench.opbench.accepting import ACCEPTING
 from ddbench.opbench.attention import ATTENTION
 from ddbench.opbench.dense import DENSE
@@ -45,10 +45,10 @@ class Selection:
 
     def points(self, table: Mapping[str, BenchOp] = BENCH_OPS) -> tuple[Point, ...]:
         """In the table's order. A name that fits nothing is a UserError with what is meant."""
-        _check("op", self.ops, table)
+        refuse_unknown("op", self.ops, table)
         ops = [op for op in table.values() if not self.ops or op.name in self.ops]
-        _check("shape", self.shapes, [shape.name for op in ops for shape in op.shapes])
-        _check("implementation", self.implementations, [one.name for op in ops for one in op.implementations])
+        refuse_unknown("shape", self.shapes, [shape.name for op in ops for shape in op.shapes])
+        refuse_unknown("implementation", self.implementations, [one.name for op in ops for one in op.implementations])
         found = tuple(point for op in ops for point in self._of(op))
         if not found:
             raise UserError("no op has both the shape and the implementation asked for: leave one of them out")
@@ -70,10 +70,3 @@ def _foremost(implementations: tuple[Implementation, ...], shape: Shape, device:
     kind = foremost(one.kind for one in able)
     found = tuple(one for one in able if one.kind == kind)
     return found[:1] if kind == "peer" else found
-
-
-def _check(what: str, names: Sequence[str], known: Iterable[str]) -> None:
-    choices = set(known)
-    for name in names:
-        if name not in choices:
-            raise UserError(f"unknown {what} {shown(name)}: {did_you_mean(name, choices)}")

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from ddbench.opbench.shapes import Call, Implementation, Inputs, Shape
+from ddbench.ops import TritonLauncher, why_no_triton
 
 
 def launcher(stem: str, name: str = "") -> Callable[..., Any]:
     """`name` (without: the stem's own launcher) of kernels/<stem>_triton.py."""
-    return getattr(import_module(f"ddbench.kernels.{stem}_triton"), name or f"{stem}_triton")
+    return TritonLauncher(stem, name).load()
 
 
 def why_not_triton(shape: Shape, device: str) -> str | None:
-    """Why a Triton kernel cannot run."""
-    if find_spec("triton") is None:
-        return "triton is not installed: pip install 'ddbench[gpu]'"
-    return None if device == "cuda" else "needs a CUDA device"
+    """Of every shape alike."""
+    return why_no_triton(device)
 
 
 def triton_kernel(prepare: Callable[[Inputs], Call], name: str = "triton") -> Implementation:

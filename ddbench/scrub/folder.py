@@ -27,7 +27,7 @@ from ddbench.scrub.captures import capture_files, write_captures
 from ddbench.scrub.traces import scrub_sqlite
 from ddbench.scrub.words import Redactor, names_here, vocabulary
 from ddbench.spec import Record, RecordT, first_message, from_json
-from ddbench.text_files import read_text, write_atomically
+from ddbench.text_files import PARTIAL, read_text, write_atomically
 
 DERIVED = ("report", "gate", "timeline")  # folders that the records are enough to make again
 _EMPTIED = ("log_tail",)
@@ -59,7 +59,7 @@ def scrub(run: Path, out: Path | None, also: Sequence[str], drop_traces: bool) -
         raise UserError(f"{copy}: is there already: remove it, or choose another place with --out")
     captures, _ = load_captures(source.path, source.done)
     others, left_out = _other_files(source, captures, drop_traces)
-    unfinished = copy.with_name(f".partial-{os.getpid()}-scrub")
+    unfinished = copy.with_name(f"{PARTIAL}{os.getpid()}-scrub")
     try:
         (unfinished / "cases").mkdir(parents=True)
         _write_records(source, captures, unfinished, redactor)
@@ -81,7 +81,7 @@ def _other_files(source: RunFolder, captures: Mapping[str, Tools], drop_traces: 
     exports, refused, num_derived = [], [], 0
     for path in sorted(path for path in source.path.rglob("*") if path.is_symlink() or not path.is_dir()):
         name = path.relative_to(source.path).as_posix()
-        if name.partition("/")[0] in DERIVED or any(part.startswith(".partial-") for part in name.split("/")):
+        if name.partition("/")[0] in DERIVED or any(part.startswith(PARTIAL) for part in name.split("/")):
             num_derived += 1
         elif path.suffix == ".sqlite" and not path.is_symlink():
             exports.append(path)

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from ddbench import units
 from ddbench.analysis.frames import load_run
-from ddbench.errors import UserError, did_you_mean, shown
+from ddbench.errors import UserError, refuse_unknown
 from ddbench.harness.store import check_run_folder
 from ddbench.report.console import print_report
 from ddbench.report.document import Cell, Column, Report, Section, Table
@@ -77,9 +77,7 @@ def _print_line(console: Console, text: str) -> None:
 
 
 def _check_formats(formats: Sequence[str]) -> None:
-    for name in formats:
-        if name not in FORMATS:
-            raise UserError(f"unknown format {shown(name)}: {did_you_mean(name, FORMATS)}")
+    refuse_unknown("format", formats, FORMATS)
     if not formats:
         raise UserError(f"--format names no format: {', '.join(FORMATS)}")
 

@@ -19,7 +19,7 @@ from ddbench.models.drafter import Drafter
 from ddbench.models.target import Target
 from ddbench.train.answer_data import WIDTHS, AnswerBatch, AnswerRows, block_targets
 from ddbench.train.answers import Answers
-from ddbench.train.drafter import GAMMA, GROUP, block_hidden
+from ddbench.train.drafter import GROUP, block_hidden, gamma_of
 from ddbench.train.head_loss import head_loss
 from ddbench.train.int8 import at_rounded_weights, round_to_int8
 from ddbench.train.loop import Budget, Clock, Report, TrainingRun, make_optimizer, run_steps, shape_key
@@ -125,7 +125,7 @@ def train_on_answers(
     `snapshot` is told of the run at every evaluation.
     """
     shape = drafter.shape
-    block, gamma = shape.block_size, GAMMA.get(shape.block_size, shape.block_size / 2)
+    block, gamma = shape.block_size, gamma_of(shape.block_size)
     drafter.to(device)
     rows = AnswerRows(train, device, recipe.widths)
     by_row = torch.Generator(device=device).manual_seed(recipe.seed)

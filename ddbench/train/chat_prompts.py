@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import lzma
-import os
 import random
 import re
 import warnings
@@ -19,6 +18,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from ddbench.text_files import replacing
 from ddbench.train import prompt_words as words
 from ddbench.train.corpus import Document, read_records
 from ddbench.train.math_prompts import math_message
@@ -220,10 +220,8 @@ def prose_message(prose: Sequence[str], rng: random.Random) -> str:
 def write_chat_prompts(path: Path, prompts: Sequence[ChatPrompt]) -> None:
     """One JSON object per line, xz; in place in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with lzma.open(partial, "wt", encoding="utf-8", preset=9, newline="\n") as file:
+    with replacing(path) as partial, lzma.open(partial, "wt", encoding="utf-8", preset=9, newline="\n") as file:
         file.writelines(f"{prompt.model_dump_json()}\n" for prompt in prompts)
-    os.replace(partial, path)
 
 
 def read_chat_prompts(path: Path) -> list[ChatPrompt]:

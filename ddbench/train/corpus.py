@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ddbench.errors import UserError, did_you_mean
 from ddbench.spec import first_message
+from ddbench.wheels import sha256_of
 
 RecordT = TypeVar("RecordT", bound=BaseModel)
 Kind = Literal["code", "prose", "docs"]
@@ -274,7 +275,7 @@ def write_documents(path: Path, documents: Sequence[Document]) -> str:
     """Write one JSON object a line, xz -6; returns the SHA-256 of the file."""
     with lzma.open(path, "wt", preset=6, encoding="utf-8", newline="\n") as file:
         file.writelines(json.dumps(d.model_dump(), ensure_ascii=False) + "\n" for d in documents)
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return sha256_of(path)
 
 
 def read_records(path: Path, kind: type[RecordT], fault: str) -> list[RecordT]:

@@ -15,11 +15,10 @@ import torch
 
 from ddbench.models.inputs import VerifyAttention, VerifyInputs
 from ddbench.models.target import Target
-from ddbench.train.loop import Clock, Report, time_left
+from ddbench.train.loop import REPORT_SECONDS, Clock, Report, time_left
 
 LOOK_STEPS = 64  # between looks of the host
 LOOP_TAIL, LOOP_PERIOD = 48, 64  # tokens: an answer whose last so many repeat those up to so many before them loops
-REPORT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)

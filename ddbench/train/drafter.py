@@ -39,6 +39,11 @@ class DrafterRecipe:
     seed: int = 0
 
 
+def gamma_of(block: int) -> float:
+    """How slowly the weights of a block's positions fall; half the block size where none is published."""
+    return GAMMA.get(block, block / 2)
+
+
 def initialize(drafter: Drafter, seed: int) -> None:
     """Unit norms, small residual branches; a small final norm so that the first logits are nearly flat."""
     randomize(drafter, seed)
@@ -192,7 +197,7 @@ def train_drafter(
     run = TrainingRun(drafter, optimizer, {"rows": generator}, folder, identity)
     if run.resume():
         report(f"resumed at step {run.step}")
-    block, gamma = shape.block_size, GAMMA.get(shape.block_size, shape.block_size / 2)
+    block, gamma = shape.block_size, gamma_of(shape.block_size)
 
     def step(_: float) -> torch.Tensor:
         rows = torch.randint(len(tokens), (recipe.batch_rows,), generator=generator, device=device)

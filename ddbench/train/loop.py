@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
 import pickle
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +23,7 @@ from torch import nn
 
 from ddbench import units
 from ddbench.errors import UserError
+from ddbench.text_files import replacing
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -117,9 +117,8 @@ class TrainingRun:
             "curve": self.curve,
         }
         self.folder.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_suffix(".partial")
-        torch.save(state, partial)
-        os.replace(partial, self.path)
+        with replacing(self.path) as partial:
+            torch.save(state, partial)
         (self.folder / "curve.json").write_text(json.dumps(self.curve, indent=1) + "\n", encoding="utf-8")
 
     def resume(self) -> bool:

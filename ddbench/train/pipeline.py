@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from ddbench.models.lab_format import load_strict, read_shapes, save_pair, shape
 from ddbench.models.shapes import TARGETS, DrafterShape, TargetShape, drafter_shape, target_shape
 from ddbench.models.target import Target
 from ddbench.models.weights import count_parameters, dequantize_experts
+from ddbench.text_files import replacing
 from ddbench.train.answer_pipeline import run_answer_drafter
 from ddbench.train.card import read_card, software, update_card
 from ddbench.train.continuations import Continuations, generate
@@ -237,7 +237,6 @@ def _kept(work: Path, key: tuple[Any, ...], make: Callable[[], Continuations]) -
         return Continuations(**torch.load(path, weights_only=True))
     data = make()
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    torch.save(dataclasses.asdict(data), partial)
-    os.replace(partial, path)
+    with replacing(path) as partial:
+        torch.save(dataclasses.asdict(data), partial)
     return data

@@ -7,7 +7,6 @@ beside the run so that a resumed training does not tokenise again.
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 
 from ddbench.errors import UserError
+from ddbench.text_files import replacing
 from ddbench.train.corpus import Document, corpus_documents
 from ddbench.train.loop import REPORT_SECONDS, Report, time_left
 from ddbench.train.tokenizer import load_tokenizer
@@ -74,10 +74,8 @@ def load_tokens(corpus: Path, tokenizer_path: Path, cache: Path | None, report: 
 def save_arrays(path: Path, **arrays: np.ndarray) -> None:
     """An .npz file, in place in one step: a kill leaves no half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
+    with replacing(path) as partial, partial.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
-    os.replace(partial, path)
 
 
 def _tokenize(documents: list[Document], tokenizer_path: Path, digest: str, report: Report) -> TokenStream:

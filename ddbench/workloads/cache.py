@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,6 +17,7 @@ from pydantic import ValidationError
 from ddbench import wheels
 from ddbench.errors import SchemaError, UserError
 from ddbench.spec import first_message
+from ddbench.text_files import replacing
 from ddbench.workloads.sets import Item, PromptSet
 
 State = Literal["installed", "damaged", "not fetched"]
@@ -57,12 +57,8 @@ class Cache:
         assert hashlib.sha256(data).hexdigest() == wanted.digest
         self.folder.mkdir(parents=True, exist_ok=True)
         place = self.place(wanted)
-        partial = place.with_name(f".partial-{os.getpid()}-{place.name}")
-        try:
+        with replacing(place, is_shared=True) as partial:
             partial.write_bytes(data)
-            os.replace(partial, place)
-        finally:
-            partial.unlink(missing_ok=True)
         return place
 
     def _bytes(self, wanted: PromptSet) -> bytes | None:

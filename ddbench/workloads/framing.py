@@ -18,6 +18,7 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ddbench.errors import CheckpointError, shown
+from ddbench.text_files import why_unread
 from ddbench.workloads.sets import PromptSet
 
 TEMPLATE_FILE = "chat_template.jinja"
@@ -130,5 +131,5 @@ def _text(path: Path) -> str | None:
         return None
     try:
         return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"{path.name}: not UTF-8 text") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path.name}: cannot be read ({why_unread(error)})") from error

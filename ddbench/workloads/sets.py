@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from ddbench.errors import UserError, did_you_mean, shown
+from ddbench.errors import refuse_unknown
 from ddbench.spec import Record
 
 Split = Literal["test", "calibration"]
@@ -124,8 +124,7 @@ PROMPT_SETS: Mapping[str, PromptSet] = {
 
 def find_set(name: str) -> PromptSet:
     """The set of that name; an unknown one is a UserError."""
-    if name not in PROMPT_SETS:
-        raise UserError(f"unknown prompt set {shown(name)}: {did_you_mean(name, PROMPT_SETS)}")
+    refuse_unknown("prompt set", [name], PROMPT_SETS)
     return PROMPT_SETS[name]
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from ddbench.engine.engine import setting_of
 from ddbench.engine.parts import PARTS, Parts, SpeculativeParts, absence, build_parts, supports
-from ddbench.engine.types import Part
+from ddbench.engine.types import CaseFacts, Part
 from ddbench.errors import UnsupportedVariant
+from ddbench.models.kernel_set import TORCH
 from ddbench.models.shapes import DRAFTERS, TARGETS
+from ddbench.reference import draft_topk as candidates
+from ddbench.reference import tree_build as trees
 from ddbench.spec import ARMS, PART_FIELDS, UNUSED, EngineSpec
 
 TARGET, DRAFTER = TARGETS["tiny-gqa"], DRAFTERS["tiny-gqa"]
@@ -104,3 +111,20 @@ def test_an_arm_is_built_from_the_parts_it_needs_and_no_others(gqa_models):
     assert kinds["prompt_lookup"].materialize is None
     assert kinds["chain"].verify_width == kinds["chain_via_tree"].verify_width == 5
     assert kinds["ddtree"].verify_width == 33
+
+
+@pytest.mark.parametrize("build", ["heap", "device"])
+def test_more_candidates_than_a_kernel_keeps_are_chosen_in_plain_torch(build):
+    """Of the named set alone, and on record; trees stay those of the specification."""
+    facts = CaseFacts(EngineSpec(tree_build=build, node_budget=300), TARGET, DRAFTER)
+    refusing = replace(TORCH, name="other", draft_topk=None)
+    wide = PARTS["tree_build"][build](SimpleNamespace(facts=facts, kernels=refusing))
+    assert wide.plain_ops == ("draft_topk",)
+    logits = torch.randn(2, 3, 400, generator=torch.Generator().manual_seed(0))
+    tree = wide(logits)
+    tokens, parents, *_ = trees.tree_build(*candidates.draft_topk(logits, 300), 300)
+    assert torch.equal(tree.tokens, tokens)
+    assert torch.equal(tree.parents, parents)
+    for kernels, budget in ((TORCH, 300), (refusing, 256)):
+        facts = CaseFacts(EngineSpec(tree_build=build, node_budget=budget), TARGET, DRAFTER)
+        assert PARTS["tree_build"][build](SimpleNamespace(facts=facts, kernels=kernels)).plain_ops == ()

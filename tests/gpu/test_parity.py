@@ -50,6 +50,17 @@ def test_every_variant_emits_what_plain_decoding_emits(lab, target, arm, changes
         assert engine.parts.prefill.counters()["eager_prefills"] == 0
 
 
+@pytest.mark.parametrize("build", ["heap", "device"])
+def test_trees_of_more_nodes_than_a_kernel_keeps_candidates_are_graphs_too(lab, build):
+    """Their candidates are chosen in plain torch, and nothing waits for the host."""
+    requests = lab.requests("nano-k2", 3, new=16)
+    engine = lab.engine("nano-k2", executor="round_graph", tree_build=build, node_budget=512)
+    got = engine.run(requests, 2)
+    assert [done.tokens for done in got] == lab.texts("nano-k2", requests)
+    assert engine.parts.tree_build.plain_ops == ("draft_topk",)
+    assert engine.parts.executor.counters()["eager_rounds"] == 0
+
+
 BF16: tuple[tuple[str, dict[str, str]], ...] = (
     ("ar", {}),
     ("ddtree", {"tree_build": "device"}),

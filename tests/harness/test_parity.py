@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ddbench.engine.types import Request
+from ddbench.harness import parity
 from ddbench.harness.parity import (
     NEAR_TIE,
     autoregressive_outputs,
     compare,
+    continuations,
     first_difference,
     merged,
     next_token_logits,
@@ -115,3 +119,21 @@ def test_the_target_says_what_plain_decoding_emits(target: str) -> None:
     for position, token in enumerate(tokens):
         row = logits((*request.prompt, *tokens[:position]))
         assert max(range(len(row)), key=row.__getitem__) == token
+
+
+def test_an_oracle_is_told_what_the_target_says_and_a_prompt_is_answered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same prompt of another length or with another stop is another question."""
+    spec, models = EngineSpec(target="tiny-gqa", draft="oracle"), random_models("tiny-gqa")
+    asked = [(5, 3, 9), (7, 2), (5, 3, 9), (5, 3, 9)]
+    requests = [Request(10 + at, prompt, 4 if at == 3 else 6) for at, prompt in enumerate(asked)]
+    served: list[int] = []
+    run = parity.outputs_of
+
+    def watched(engine: Any, own: Any, concurrency: int) -> Any:
+        served.extend(request.request_id for request in own)
+        return run(engine, own, concurrency)
+
+    monkeypatch.setattr(parity, "outputs_of", watched)
+    told = continuations(spec, models, requests)
+    assert served == [10, 11, 13]
+    assert told == autoregressive_outputs(spec, models, requests)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ddbench.kernels import mla_tree_attention as module
 from ddbench.kernels.mla_tree_attention import mla_tree_attention_dense
 from ddbench.kernels.tree_attention import dense_mask
 from ddbench.reference import mla_tree_attention as spec
@@ -53,3 +54,12 @@ def test_host_reads_nothing(method):
     mask = torch.empty(2, 1, 5, 14, dtype=torch.bool, device="meta")
     q, latent = torch.empty(2, 5, 3, 12, device="meta"), torch.empty(2, 20, 12, device="meta")
     assert mla_tree_attention_dense(q, latent, 8, mask, 0.3, method).shape == (2, 5, 3, 8)
+
+
+def test_many_new_tokens_attend_in_pieces(monkeypatch):
+    """As they would together; at most so many scores at once, or those of one token."""
+    inputs = spec.make_inputs(3, "small")
+    whole = _run(**inputs, method="matmul")
+    for most in (1, 200):
+        monkeypatch.setattr(module, "MOST_SCORES", most)
+        torch.testing.assert_close(_run(**inputs, method="matmul"), whole)

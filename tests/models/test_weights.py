@@ -171,7 +171,8 @@ def test_int4_groups_must_divide_the_widths(pair: Path):
 
 
 @pytest.mark.parametrize(
-    ("text", "word"), [("{", "cannot be read as JSON"), ("[]", "'target'"), ('{"target": 1}', "'target'")]
+    ("text", "word"),
+    [("{", "cannot be read as JSON"), ("[]", "expected a table, got []"), ('{"target": 1}', "'target'")],
 )
 def test_a_config_that_is_no_config(pair: Path, text: str, word: str):
     (pair / "config.json").write_text(text)

@@ -114,7 +114,7 @@ def test_a_damaged_configuration_names_its_file(tmp_path: Path, content: str, ex
 
 def test_a_template_that_is_no_text_names_its_file(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
-    with pytest.raises(CheckpointError, match=r"chat_template\.jinja: not UTF-8"):
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja: cannot be read \(not UTF-8"):
         chat_template(tmp_path)
 
 

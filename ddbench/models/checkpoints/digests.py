@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddbench.errors import CheckpointError
+from ddbench.wheels import sha256_of
 
 WHOLE = 8 * 2**30
 PIECE = 2**20  # bytes that are read of a large file at a time
@@ -25,15 +26,10 @@ def files_digest(files: Sequence[Path], whole: int = WHOLE) -> str:
         digest = hashlib.sha256()
         for file in files:
             digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
-            digest.update(_sampled(file) if is_sampled else _read(file))
+            digest.update(_sampled(file) if is_sampled else bytes.fromhex(sha256_of(file)))
     except OSError as error:
         raise CheckpointError(f"{error.filename}: cannot be read: {error.strerror}") from error
     return ("sampled-" if is_sampled else "") + digest.hexdigest()[:LENGTH]
-
-
-def _read(file: Path) -> bytes:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").digest()
 
 
 def _sampled(file: Path) -> bytes:

@@ -6,7 +6,6 @@ Only the drafter: its embedding and head are its target's, which need not be giv
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from ddbench.models.checkpoints.int8_rows import SCALE, quantize_rows
 from ddbench.models.checkpoints.pieces import drafter_pieces
 from ddbench.models.drafter import Drafter
 from ddbench.models.shape_kinds import DrafterShape, RopeShape, TargetShape
+from ddbench.text_files import replacing
 
 
 def save_drafter(folder: Path, drafter: Drafter, target: TargetShape, *, int8: bool = False) -> None:
@@ -34,9 +34,8 @@ def save_drafter(folder: Path, drafter: Drafter, target: TargetShape, *, int8: b
         if piece.place is not None
     }
     tensors = _in_int8(tensors) if int8 else {name: one.to(torch.bfloat16) for name, one in tensors.items()}
-    partial = folder / f"{WEIGHTS}.partial"
-    safetensors.torch.save_file(tensors, partial, {"format": "pt"})
-    os.replace(partial, folder / WEIGHTS)
+    with replacing(folder / WEIGHTS) as partial:
+        safetensors.torch.save_file(tensors, partial, {"format": "pt"})
     text = json.dumps(published_config(drafter.shape, target), indent=1) + "\n"
     (folder / CONFIG).write_text(text, encoding="utf-8")
 

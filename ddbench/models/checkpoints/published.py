@@ -35,7 +35,7 @@ class Layout:
 
 
 def is_published(folder: Path) -> bool:
-    """Whether a folder is in a published format, by its config.json; one that cannot be read is not."""
+    """Whether a folder is in a published format, by its config.json; one that cannot be read is an error."""
     path = folder / CONFIG
     if not path.is_file():
         return False
