@@ -43,6 +43,8 @@ SHIPPED = {
     "smollm2-humaneval": PRETRAINED / "smollm2-135m-dflash" / "acceptance.safetensors",
 }
 
+DIGESTS = {"nano-k2-blocks": "660567ec8ac2e1c7", "smollm2-humaneval": "31093a5841eacf34"}  # of the shipped files
+
 NUM_RANKS = 32  # K: a true token beyond them was missed; 64 instead lengthen no tree of 64 nodes by more than 0.3 %
 NUM_LEVELS = 32  # C: 8, 16 and 64 give lengths within 0.5 % of these
 TENSORS = ("lengths", "ranks", "levels", "probabilities")
@@ -151,6 +153,8 @@ def read_blocks(profile: str) -> RecordedBlocks:
         raise SchemaError(f"oracle_profile {path}: there is no such file; {advice}") from error
     except (OSError, safetensors.SafetensorError) as error:
         raise SchemaError(f"oracle_profile {path}: damaged, not safetensors ({error}); {advice}") from error
+    if digest != DIGESTS.get(profile, digest):
+        raise SchemaError(f"oracle_profile {path}: not the file that came with ddbench ({digest}); install it again")
     if text is None or tensors.keys() != set(TENSORS):
         raise SchemaError(f"oracle_profile {path}: holds {', '.join(sorted(tensors)) or 'nothing'}; {advice}")
     card = from_json(ProfileCard, text, f"oracle_profile {path}")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ddbench.analysis.metrics import METRICS
 from ddbench.analysis.settings import Setting
 from ddbench.analysis.values import Estimate
 from ddbench.report import cells, decomposition, plots
 from ddbench.report.document import Cell, Column, Figure, Panel, Section, Skipped, Table, Tone
-from ddbench.report.evidence import Evidence
-from ddbench.spec import EngineSpec
+from ddbench.report.evidence import Evidence, unusual
 
 ARM_METRICS: tuple[str, ...] = (
     "output_tok_per_s",
@@ -33,10 +30,13 @@ def arms(evidence: Evidence) -> Section | Skipped:
         return Skipped("arms", "Arms", "no case has a result")
     tables = [_arms_table(evidence, c) for c in evidence.study.concurrencies]
     tables += _decomposed(evidence)
-    intro = (
+    intro: tuple[str, ...] = (
         "Speed is read from the clean pass: no stage instrumentation, the host clock at every commit. Below each value "
         "stands its 95 % interval; n counts prompts. Speedups are ratios of TPOT.",
     )
+    shared = ", ".join(f"{name}={value}" for name, value in evidence.common_fields.items())
+    if shared:
+        intro += (f"All of them run with {shared}; a name in a table tells what else its engine was asked for.",)
     figures = (figure for figure in (_speedups(evidence), decomposition.figure(evidence)) if figure is not None)
     return Section("arms", "Arms", intro, tables=tuple(tables), figures=tuple(figures))
 
@@ -114,16 +114,9 @@ def label_cell(evidence: Evidence, setting: Setting, is_about_time: bool = True)
     if warned:
         flags.append("warned, see Environment")
     tip = " ".join(f"{text}." for text in warned) + " " if warned else ""
-    tip += ", ".join(_unusual(setting.engine))
+    own = (f"{name}={value}" for name, value in unusual(setting.engine) if name not in evidence.common_fields)
+    tip += ", ".join(own)
     return cells.text_cell(evidence.name(setting), tip, "warn" if flags else "plain", ", ".join(flags))
-
-
-def _unusual(engine: EngineSpec) -> Iterator[str]:
-    """The target, and the fields that are not at their defaults: all of them in every label would be half the page."""
-    for name, field in EngineSpec.model_fields.items():
-        value = getattr(engine, name)
-        if name == "target" or value != field.default:
-            yield f"{name}={value}"
 
 
 def _speedups(evidence: Evidence) -> Figure | None:

@@ -66,7 +66,7 @@ def value_cell(value: Value, where: str = "", tone: Tone = "plain") -> Cell:
         return missing_cell(value.not_measured)
     parts = [f"n={value.n} {value.counted}", f"{value.pass_name} pass", where]
     if value.low is not None:
-        parts.insert(0, f"95 % interval {interval(value)}")
+        parts.insert(0, "95 % interval")  # itself stands below the value
     tip = ", ".join(part for part in parts if part) + (f"; {value.note}" if value.note else "")
     return Cell(number(value.value, value.unit), interval(value), tip, value.value, tone)
 

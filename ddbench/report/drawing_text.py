@@ -1,12 +1,15 @@
 """matplotlib's SVG -> the same drawing in half the bytes: it stands in the page and once more in a file.
 
 Groups that only carry a name, names that nothing refers to, paths without a colour and turns by nothing go; other names
-become numbers; coordinates keep two decimals, a hundredth of a point; a font that all texts share is told once.
+become numbers; coordinates keep two decimals, a hundredth of a point; a font that all texts share is told once, and so
+is a style that comes again, by a class.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections import Counter
 from collections.abc import Mapping
 
 _TAG = re.compile(r"<(/?)([\w:]+)([^<>]*?)(/?)>")  # texts and attributes hold neither < nor >
@@ -14,6 +17,7 @@ _ATTRIBUTE = re.compile(r'\s+([\w:-]+)="([^"]*)"')
 _REFERENCE = re.compile(r'(url\(#|href="#)([^")]+)')
 _DECIMALS = re.compile(r"-?\d+\.\d{3,}")
 _FAMILY = re.compile(r"font-family: ([^;]+); ")
+_STYLE = re.compile(r' style="([^"]*)"')
 _NUMBERS = ("d", "x", "y", "width", "height", "transform")
 _INVISIBLE = "fill:none"  # and no stroke
 
@@ -48,7 +52,20 @@ def compact(svg: str) -> str:
     assert not is_kept, "matplotlib closes its groups"
     if shared:
         svg = svg.replace("</style>", f"text{{font-family: {shared}}}</style>", 1)
-    return re.sub(r"\n\s+", "\n", svg)
+    return re.sub(r"\n\s+", "\n", _with_classes(svg))
+
+
+def _with_classes(svg: str) -> str:
+    """Styles that come again as classes. Their names follow from what they say: a page holds several drawings."""
+    counts = Counter(value for tag in _TAG.finditer(svg) for value in _STYLE.findall(tag[0]))
+    classes = {style: f"s{hashlib.sha256(style.encode()).hexdigest()[:7]}" for style, n in counts.items() if n > 1}
+
+    def named(found: re.Match[str]) -> str:
+        return f' class="{classes[found[1]]}"' if found[1] in classes else found[0]
+
+    svg = _TAG.sub(lambda tag: _STYLE.sub(named, tag[0]), svg)
+    rules = "".join(f".{name}{{{style}}}" for style, name in classes.items())
+    return svg.replace("</style>", f"{rules}</style>", 1)
 
 
 def _has_no_use(name: str, attributes: Mapping[str, str], is_empty: bool) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,8 +23,17 @@ from ddbench.analysis.settings import Setting, Study, study_of
 from ddbench.analysis.values import Estimate, Value
 from ddbench.analysis.variants import Variant, variants_of
 from ddbench.records import BUSY_HOST, Manifest, NotMeasured, OkResult
+from ddbench.spec import EngineSpec
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+def unusual(engine: EngineSpec) -> Iterator[tuple[str, object]]:
+    """The target, and the fields that are not at their defaults."""
+    for name, field in EngineSpec.model_fields.items():
+        value = getattr(engine, name)
+        if name == "target" or value != field.default:
+            yield name, value
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,14 @@ class Evidence:
     identities: Sequence[IdentityRow]
     variants: Sequence[Variant]
     contests: Mapping[tuple[str, str], Contest | NotMeasured]  # (setting key, arm that it is set against)
+
+    @cached_property
+    def common_fields(self) -> Mapping[str, object]:
+        """Of all settings' engines: what is worth telling and the same in every one, where there are several."""
+        if len(self.study.settings) < 2:
+            return {}
+        first, *others = (dict(unusual(setting.engine)) for setting in self.study.settings)
+        return {n: value for n, value in first.items() if all(n in one and one[n] == value for one in others)}
 
     def value(self, setting: Setting, metric: str) -> Value:
         return self.values[setting.key][metric]

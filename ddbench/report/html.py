@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import jinja2
 from markupsafe import Markup, escape
@@ -21,6 +23,8 @@ from ddbench.report.document import DATA, LONGEST, Cell, Panel, Report, Skipped,
 
 _HERE = Path(__file__).parent
 _LINE = 48  # characters of a text from which it is given room rather than height
+_PLAIN = re.compile(r"([+-]?\d+(?:\.\d+)?)x?")
+_MISSING = re.compile("–[⁰¹²³⁴-⁹]*")
 _LONG_VALUE = re.compile("=(?=[^ =]{5})")  # a short value stays with its name
 _COLORS = {"ink": "currentColor", "rule": "var(--rule)", "faint": "var(--faint)", "paper": "var(--paper)"}
 
@@ -75,22 +79,44 @@ def _breakable(text: str) -> Markup:
 
 def _rows(table: Table) -> Markup:
     """The body of a table. Written without the template: rows times columns is what a page mostly consists of."""
-    is_number = [column.is_number for column in table.columns]
+    kinds = [_Kind(column.is_number, _sorts_as_shown(table, place)) for place, column in enumerate(table.columns)]
     above: Cell | None = None
     lines = []
     for row in table.rows:
-        cells = (_cell(cell, *place) for cell, place in zip(row[1:], enumerate(is_number[1:], 1), strict=True))
-        lines.append(f"<tr>{_cell(row[0], 0, is_number[0], above)}{''.join(cells)}</tr>\n")
+        cells = (_cell(cell, place, kind) for place, (cell, kind) in enumerate(zip(row, kinds, strict=True)) if place)
+        lines.append(f"<tr>{_cell(row[0], 0, kinds[0], above)}{''.join(cells)}</tr>\n")
         above = row[0]
     return Markup("".join(lines))
 
 
-def _cell(cell: Cell, place: int, is_number: bool, above: Cell | None = None) -> str:
+class _Kind(NamedTuple):
+    """Of a column."""
+
+    is_number: bool
+    sorts_as_shown: bool  # what its cells show tells their order: they need no other key
+
+
+def _sorts_as_shown(table: Table, place: int) -> bool:
+    """Numbers of one unit, which the page can read (`plain` in page.js)."""
+    if not table.columns[place].is_number:
+        return False
+    pairs = []
+    for cell in (row[place] for row in table.rows):
+        found = _PLAIN.fullmatch(cell.text.replace("\u202f", "").replace("−", "-"))
+        if found and isinstance(cell.sort, int | float):
+            pairs.append((cell.sort, float(found[1])))
+        elif cell.sort is not None or not _MISSING.fullmatch(cell.text):
+            return False
+    return all(one <= other for (_, one), (_, other) in pairwise(sorted(pairs)))
+
+
+def _cell(cell: Cell, place: int, kind: _Kind, above: Cell | None = None) -> str:
     """One cell. The first of a row is its header; a text that is not shown whole is kept whole for the download."""
+    is_number = kind.is_number
     tag = "td" if place else 'th scope="row"'
-    names = ["n"] if is_number else ["long"] if len(cell.text) > _LINE else []
+    names = [] if is_number else ["long"] if len(cell.text) > _LINE else ["t"]  # most are numbers
     names += [cell.tone] if cell.tone != "plain" else []
-    attributes = "".join(_attributes(cell, " ".join(names), is_number, above))
+    attributes = "".join(_attributes(cell, " ".join(names), kind, above))
     return f"<{tag}{attributes}>{_shown(cell)}</{tag[:2]}>"
 
 
@@ -99,11 +125,11 @@ def _shown(cell: Cell) -> str:
     return f"{_breakable(_short(cell.text))}{detail}"
 
 
-def _attributes(cell: Cell, names: str, is_number: bool, above: Cell | None) -> Iterator[str]:
+def _attributes(cell: Cell, names: str, kind: _Kind, above: Cell | None) -> Iterator[str]:
     if names:
         yield f' class="{names}"'
-    key = _sort_key(cell, is_number)
-    if key != cell.text:
+    key = _sort_key(cell, kind.is_number)
+    if not kind.sorts_as_shown and key != cell.text:
         yield f' data-sort="{escape(key)}"'
     if len(cell.text) > LONGEST:
         yield f' data-full="{escape(visible(cell.text))}"'

@@ -11,6 +11,13 @@ function textOf(cell) {
   return detail ? cell.textContent.slice(0, -detail.textContent.length) : cell.textContent;
 }
 
+// What a cell is sorted by: nothing where its value is missing; as it shows, unless it says something else.
+function keyOf(cell, isNumber) {
+  const text = textOf(cell);
+  return cell.dataset.sort ?? (isMissing(text) ? "" : isNumber ? plain(text) : text);
+}
+const plain = (text) => text.replaceAll("\u202f", "").replace("−", "-").replace(/x$/, "");
+
 // Sort a table by a column: first click ascending, second descending; missing values stay last.
 function sortBy(header) {
   const row = header.parentNode, body = header.closest("table").tBodies[0];
@@ -18,10 +25,7 @@ function sortBy(header) {
   const direction = header.getAttribute("aria-sort") === "ascending" ? -1 : 1;
   for (const cell of row.cells) cell.removeAttribute("aria-sort");
   header.setAttribute("aria-sort", direction === 1 ? "ascending" : "descending");
-  const keyed = [...body.rows].map((line) => {
-    const cell = line.cells[place];
-    return [cell.dataset.sort ?? textOf(cell), line];
-  });
+  const keyed = [...body.rows].map((line) => [keyOf(line.cells[place], isNumber), line]);
   keyed.sort(([a], [b]) => {
     if (a === "" || b === "") return (a === "") - (b === "");
     return direction * (isNumber ? a - b : a.localeCompare(b, "en", { numeric: true }));
@@ -37,8 +41,8 @@ function field(text) {
   return /[",\r\n]/.test(safe) || safe !== text ? '"' + safe.replaceAll('"', '""') + '"' : safe;
 }
 function numberOf(text) {
-  const plain = text.replaceAll("\u202f", "");
-  return /^\d+(\.\d+)?x$/.test(plain) ? plain.slice(0, -1) : plain;
+  const value = text.replaceAll("\u202f", "");
+  return /^\d+(\.\d+)?x$/.test(value) ? plain(value) : value;
 }
 function csvOf(holder) {
   const lines = [], table = holder.querySelector("table");

@@ -12,6 +12,7 @@ import torch
 
 from ddbench.engine.profiles import (
     COUNTS,
+    DIGESTS,
     NUM_LEVELS,
     NUM_RANKS,
     SHIPPED,
@@ -204,3 +205,11 @@ def assert_complaint(path: Path, fault: str) -> None:
     assert fault in str(caught.value)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_another_file_in_a_shipped_ones_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name would stand for two profiles. Each name has a digest, and the files that are there have them."""
+    assert {name: read_blocks(name).digest for name in SHIPPED} == DIGESTS
+    monkeypatch.setitem(SHIPPED, "nano-k2-blocks", SHIPPED["smollm2-humaneval"])
+    with pytest.raises(SchemaError, match=r"not the file that came with ddbench \(31093a5841eacf34\)"):
+        read_blocks("nano-k2-blocks")

@@ -71,3 +71,14 @@ def test_every_name_is_one_that_something_refers_to() -> None:
     meant = {name for tag in tags for name in re.findall(r'(?:url\(|href=")#([^")]*)', tag)}
     assert named == meant == {"0", "1"}
     assert "".join(re.findall(r'<clipPath id="(\d)"', found)) == re.findall(r'clip-path="url\(#(\d)\)', found)[0]
+
+
+def test_a_style_that_comes_again_is_told_once_under_a_name_that_means_it_everywhere() -> None:
+    """Two drawings of one page may share a class: it says the same in both."""
+    one, other = compact(SVG % WORDS), compact((SVG % "0").replace("fill: #1", "fill: #2"))
+    rules = [dict(re.findall(r"\.(s\w+)\{([^}]*)\}", found)) for found in (one, other)]
+    assert sorted(rules[0].values()) == ["font-size:10px;fill:#1", "stroke:#010203"]
+    assert rules[0].keys() & rules[1].keys() == {name for name, rule in rules[0].items() if rule == "stroke:#010203"}
+    for name, rule in rules[0].items():
+        assert one.count(f' class="{name}"') == 2
+        assert f'style="{rule}"' not in one

@@ -270,6 +270,22 @@ def test_long_texts_are_cut_in_sight_and_whole_on_demand() -> None:
     assert f'title="{text}"' in html
 
 
+def test_keys_are_told_where_what_is_shown_does_not_sort() -> None:
+    """Several units, or words in place of a number; not where values are of one unit, or missing."""
+    columns = {
+        "1.2 GB": (Cell("1.20 GB", sort=1.2e9), Cell("900 MB", sort=9e8)),
+        "words": (Cell("1.2", sort=1.2), Cell("base")),
+        "1.0x": (Cell("1.20x", sort=1.2), Cell("–³")),
+        "12 000": (Cell("12\u202f000", sort=12_000), Cell("−3.1", sort=-0.031)),
+        "other": (Cell("2", sort=1.0), Cell("1", sort=2.0)),
+    }
+    keyed = {}
+    for name, (one, other) in columns.items():
+        page = render_html(one_table((Cell("a", sort="a"), one), (Cell("b", sort="b"), other), titles=("A", name)))
+        keyed[name] = page.count("data-sort=")
+    assert keyed == {"1.2 GB": 2, "words": 1, "1.0x": 0, "12 000": 0, "other": 2}
+
+
 def test_pieces_of_wide_tables_name_their_rows(full: Report) -> None:
     """As many columns come again as tell the rows apart."""
     rows = [(Cell("arm"), Cell(str(place)), *(Cell("7" * 30, sort=7.0) for _ in range(4))) for place in range(3)]
@@ -329,8 +345,7 @@ const holder = document.querySelector(".table");
 found.csv = csvOf(holder);
 found.tables = document.querySelectorAll(".table").length;
 found.buttons = document.querySelectorAll(".tools button.get").length;
-const keyOf = (cell) => cell.dataset.sort ?? textOf(cell);
-const order = () => [...holder.querySelectorAll("tbody tr")].map((row) => keyOf(row.cells[1]));
+const order = () => [...holder.querySelectorAll("tbody tr")].map((row) => keyOf(row.cells[1], true));
 const head = holder.querySelectorAll("thead th")[1];
 head.querySelector("button").click();
 found.ascending = [order(), head.getAttribute("aria-sort")];
