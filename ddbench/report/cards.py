@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from ddbench import units
@@ -37,11 +38,7 @@ def cards(evidence: Evidence) -> Iterator[Fact]:
 
 def _card(evidence: Evidence, settings: Sequence[Setting], where: str) -> Fact:
     """The arm with the highest speedup over ar, or with the lowest time per token where there is no ar."""
-    speedups = {}
-    for setting in settings:
-        value = evidence.value(setting, "speedup_vs_ar")
-        if evidence.may_be_best(setting) and isinstance(value, Estimate):
-            speedups[setting.key] = (setting, value)
+    speedups = _speedups(evidence, settings)
     if not speedups:
         return _fastest(evidence, settings, where)
     setting, best = max(speedups.values(), key=lambda pair: pair[1].value)
@@ -59,6 +56,24 @@ def _card(evidence: Evidence, settings: Sequence[Setting], where: str) -> Fact:
     if place == "ahead" and not evidence.is_busy(setting.run):
         tone = "good"
     return Fact(f"Best vs ar {where}", cells.number(best.value, "x"), setting.label, tuple(details), tone)
+
+
+def _speedups(evidence: Evidence, settings: Sequence[Setting]) -> dict[str, tuple[Setting, Estimate]]:
+    """Over ar, by setting key; where several ar arms are there (one per executor, say), over that of the fastest arm.
+
+    An arm that gains most on a slow ar is not the best one.
+    """
+    speedups, bases, times = {}, {}, {}
+    for setting in settings:
+        value, base = evidence.value(setting, "speedup_vs_ar"), evidence.study.counterpart(setting, "ar")
+        if evidence.may_be_best(setting) and isinstance(value, Estimate) and isinstance(base, Setting):
+            tpot = evidence.value(setting, "tpot_ms")
+            speedups[setting.key], bases[setting.key] = (setting, value), base.key
+            times[setting.key] = tpot.value if isinstance(tpot, Estimate) else math.inf
+    if not speedups:
+        return {}
+    meant = bases[min(times, key=times.__getitem__)]
+    return {key: found for key, found in speedups.items() if bases[key] == meant}
 
 
 def _allowing_for_choice(

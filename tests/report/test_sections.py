@@ -49,6 +49,19 @@ def test_headline_names_the_arm_with_the_highest_speedup(full: Evidence) -> None
     assert "14 of 17 planned cases were measured" in section.intro[0]
 
 
+def test_an_arm_that_gains_most_on_a_slow_ar_is_not_best() -> None:
+    """Of executors, each with an ar of its own: op by op the gain is larger, and everything takes many times as long."""
+    executors = Path(__file__).parents[2] / "reports" / "2026-11-executor-h200"
+    evidence = evidence_of(load_run(executors))
+    for fact, concurrency in zip(cards(evidence), (1, 4, 16), strict=True):
+        settings = evidence.study.at(concurrency)
+        fastest = min((s for s in settings if s.arm != "ar"), key=lambda s: evidence.value(s, "tpot_ms").value)
+        speedups = {s.label: evidence.value(s, "speedup_vs_ar").value for s in settings if s.arm != "ar"}
+        assert fact.subject == fastest.label
+        assert fact.value == f"{speedups[fastest.label]:.2f}x"
+        assert max(speedups, key=speedups.get) != fastest.label
+
+
 def test_headline_counts_what_is_missing(full: Evidence) -> None:
     notes = " ".join(headline(full).notes)
     assert "1 case is incorrect and has no timings" in headline(full).intro[1]
