@@ -50,7 +50,7 @@ def test_headline_names_the_arm_with_the_highest_speedup(full: Evidence) -> None
 
 
 def test_an_arm_that_gains_most_on_a_slow_ar_is_not_best() -> None:
-    """Of executors, each with an ar of its own: op by op the gain is larger, and everything takes many times as long."""
+    """Of executors, each with an ar of its own: op by op the gain is larger, and everything takes far longer."""
     executors = Path(__file__).parents[2] / "reports" / "2026-11-executor-h200"
     evidence = evidence_of(load_run(executors))
     for fact, concurrency in zip(cards(evidence), (1, 4, 16), strict=True):
