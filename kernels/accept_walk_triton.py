@@ -107,31 +107,6 @@ def _accept_walk_kernel(
         tl.store(num_emitted_ptr + request, length.to(tl.int64))
 
 
-@triton.jit(do_not_specialize=["width"])
-def _truncate_kernel(
-    emitted_ptr,  # [B, P]
-    num_before_ptr,  # [B]
-    stop_ids_ptr,  # [B, Q]
-    remaining_ptr,  # [B]
-    num_emitted_ptr,  # [B]
-    finished_ptr,  # [B] uint8
-    width,
-    BLOCK_P: tl.constexpr,
-    NUM_STOPS: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
-):
-    request = tl.program_id(0).to(tl.int64)
-    place = tl.arange(0, BLOCK_P)
-    wait_for_launch_before(IS_DEPENDENT)
-    token = tl.load(emitted_ptr + request * width + place, mask=place < width, other=-1)
-    is_stop = place < 0
-    for q in tl.static_range(NUM_STOPS):
-        stop = tl.load(stop_ids_ptr + request * NUM_STOPS + q)
-        is_stop = is_stop | ((token == stop) & (stop >= 0))
-    until_stop = tl.min(tl.where(is_stop, place + 1, width + 1), 0)
-    _cut(tl.load(num_before_ptr + request), until_stop, remaining_ptr, num_emitted_ptr, finished_ptr, request)
-
-
 @triton.jit(do_not_specialize=["steps", "num_chunks", "slots"])
 def _argmax_chunk_kernel(
     logits_ptr,  # [B*N, V]
@@ -285,28 +260,6 @@ def accept_and_cut_triton(
     return path, num_accepted, emitted, num_emitted, finished
 
 
-def truncate_triton(
-    emitted: torch.Tensor,  # [B, P] int64
-    num_emitted: torch.Tensor,  # [B] int64
-    stop_ids: torch.Tensor,  # [B, Q] int64, padded with -1; a pad never matches
-    remaining: torch.Tensor,  # [B] int64 tokens the request may still emit
-    *,
-    out: tuple[torch.Tensor, torch.Tensor] | None = None,  # the results, to be written; may be `num_emitted` itself
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """-> (num_emitted [B], finished [B] bool): cut after the first stop token, or when `remaining` is used up."""
-    batch, width = emitted.shape
-    count, finished = out or (torch.empty_like(num_emitted), emitted.new_empty(batch, dtype=torch.bool))
-    inputs = {"emitted": emitted, "num_emitted": num_emitted, "stop_ids": stop_ids, "remaining": remaining}
-    _check("truncate_triton", **inputs, count=count, finished=finished)
-    assert all(t.shape == (batch,) for t in (num_emitted, remaining, count, finished))
-    assert stop_ids.shape[0] == batch
-    _truncate_kernel[(batch,)](
-        emitted, num_emitted, stop_ids, remaining, count, finished.view(torch.uint8), width,
-        BLOCK_P=triton.next_power_of_2(width), NUM_STOPS=stop_ids.shape[1], num_warps=1, **dependence(emitted),
-    )  # fmt: skip
-    return count, finished
-
-
 def posterior_chunks(num_rows: int, vocab: int) -> tuple[int, int]:
     """-> (chunks a row of logits is split into, steps of BLOCK_V in each)."""
     tiles = triton.cdiv(vocab, BLOCK_V)
@@ -355,11 +308,6 @@ _WALK = {
     "slots": "i32",
     "width": "i32",
 }
-_TRUNCATE = {
-    **dict.fromkeys(("emitted_ptr", "num_before_ptr", "stop_ids_ptr", "remaining_ptr", "num_emitted_ptr"), "*i64"),
-    "finished_ptr": "*u8",
-    "width": "i32",
-}
 _CHUNK = {
     "logits_ptr": "*bf16",
     "num_nodes_ptr": "*i64",
@@ -402,7 +350,6 @@ AOT = (
     _entry(
         "walk-1024-h15", _accept_walk_kernel, _WALK, 4, BLOCK_N=1024, BLOCK_P=16, DOUBLINGS=4, NUM_STOPS=2, IS_CUT=False
     ),
-    _entry("truncate-8", _truncate_kernel, _TRUNCATE, 1, BLOCK_P=8, NUM_STOPS=2),
     _entry("argmax", _argmax_chunk_kernel, _CHUNK, 8, ("row_stride", "vocab"), HAS_COUNTS=True, BLOCK_V=BLOCK_V),
     _entry("argmax-merge", _argmax_merge_kernel, _MERGE, 1, HAS_COUNTS=True, BLOCK_C=64),
 )

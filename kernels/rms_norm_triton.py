@@ -1,9 +1,9 @@
-"""RMS normalisation in one launch; with the residual addition before it, or with RoPE after it, in the same launch.
+"""RMS normalisation in one launch, with the residual addition before it in the same launch.
 
 Where in the flow: every layer's input and the final norm (M = hidden), and MLA's compressed q. Latent rows and the
-heads of q and k are `latent_rows_triton`'s and `qk_rows_triton`'s; no model calls the norm with RoPE. The round's
-smallest ops and its most frequent: fused for launches, not for bytes.
-Letters: M the normalised dim, B batch rows, T tokens, H heads, D head dim; `rotary_dim` <= D leading dims rotate.
+heads of q and k are `latent_rows_triton`'s and `qk_rows_triton`'s. The round's smallest ops and its most frequent:
+fused for launches, not for bytes.
+Letters: M the normalised dim.
 
 A program holds whole rows in registers: one row of 7168 (8 warps, 32 elements per thread), or as many short rows as
 make 4096 elements. How many depends on M alone and rows never mix, so a row's result does not depend on the batch.
@@ -71,56 +71,6 @@ def _rms_norm_kernel(
     scale = 1 / tl.sqrt_rn(tl.sum(x * x, 1) / M + eps)
     out = x * scale[:, None] * weight
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _rms_norm_rope_kernel(
-    x_ptr,  # [tokens, H, D] by strides, innermost 1
-    weight_ptr,  # [D]
-    cos_ptr,  # [tokens, HALF]
-    sin_ptr,  # [tokens, HALF]
-    out_ptr,  # [tokens, H, D]
-    eps,
-    num_rows,  # tokens * H
-    token_stride,
-    head_stride,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    HALF: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
-    BLOCK_TAIL: tl.constexpr,  # 0 where all dims rotate
-    IS_DEPENDENT: tl.constexpr,
-):
-    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    is_row = (row < num_rows)[:, None]
-    token = (row // HEADS).to(tl.int64)
-    start = (token * token_stride + (row % HEADS).to(tl.int64) * head_stride)[:, None]
-    out = row.to(tl.int64)[:, None] * DIM
-    pair = tl.arange(0, BLOCK_HALF)[None, :]
-    is_pair = pair < HALF
-    mask = is_row & is_pair
-    wait_for_launch_before(IS_DEPENDENT)
-    first = tl.load(x_ptr + start + pair, mask=mask, other=0).to(tl.float32)
-    second = tl.load(x_ptr + start + HALF + pair, mask=mask, other=0).to(tl.float32)
-    cos = tl.load(cos_ptr + token[:, None] * HALF + pair, mask=mask, other=0).to(tl.float32)
-    sin = tl.load(sin_ptr + token[:, None] * HALF + pair, mask=mask, other=0).to(tl.float32)
-    weight_1 = tl.load(weight_ptr + pair, mask=is_pair, other=0).to(tl.float32)
-    weight_2 = tl.load(weight_ptr + HALF + pair, mask=is_pair, other=0).to(tl.float32)
-    square = tl.sum(first * first + second * second, 1)
-    if BLOCK_TAIL:
-        rest = 2 * HALF + tl.arange(0, BLOCK_TAIL)[None, :]
-        tail = tl.load(x_ptr + start + rest, mask=is_row & (rest < DIM), other=0).to(tl.float32)
-        square += tl.sum(tail * tail, 1)
-    scale = 1 / tl.sqrt_rn(square / DIM + eps)[:, None]
-    first = first * scale * weight_1
-    second = second * scale * weight_2
-    kind = out_ptr.dtype.element_ty
-    tl.store(out_ptr + out + pair, (first * cos - second * sin).to(kind), mask=mask)
-    tl.store(out_ptr + out + HALF + pair, (second * cos + first * sin).to(kind), mask=mask)
-    if BLOCK_TAIL:
-        weight_3 = tl.load(weight_ptr + rest, mask=rest < DIM, other=0).to(tl.float32)
-        tl.store(out_ptr + out + rest, (tail * scale * weight_3).to(kind), mask=is_row & (rest < DIM))
 
 
 def _check(op: str, x: torch.Tensor, contiguous: dict[str, torch.Tensor]) -> None:
@@ -218,43 +168,6 @@ def add_rms_norm_triton(
     return normed, total
 
 
-def rms_norm_rope_triton(
-    x: torch.Tensor,  # [B, T, H, D], heads and tokens by any strides
-    weight: torch.Tensor,  # [D]
-    eps: float,
-    cos_rows: torch.Tensor,  # [B, T, 1, rotary_dim/2] fp32
-    sin_rows: torch.Tensor,  # [B, T, 1, rotary_dim/2] fp32
-    *,
-    out: torch.Tensor | None = None,  # [B, T, H, D]
-) -> torch.Tensor:
-    """`rope(rms_norm(x, weight, eps), cos_rows, sin_rows)` without rounding in between, [B, T, H, D] in x.dtype."""
-    out = _dense_like(x) if out is None else out
-    _check("rms_norm_rope_triton", x, {"weight": weight, "cos_rows": cos_rows, "sin_rows": sin_rows, "out": out})
-    batch, num_tokens, heads, dim = x.shape
-    half = cos_rows.shape[-1]
-    assert weight.shape == (dim,), f"x has {tuple(x.shape)}, weight {tuple(weight.shape)}"
-    assert out.shape == x.shape, f"x has {tuple(x.shape)}, out {tuple(out.shape)}"
-    assert cos_rows.shape == sin_rows.shape == (batch, num_tokens, 1, half), f"{cos_rows.shape}, {sin_rows.shape}"
-    assert 2 * half <= dim, f"{2 * half} of {dim} dims to rotate"
-    if x.numel() == 0:
-        return out
-    inner_rows, _, token_stride = _row_strides(x[:, :, 0])
-    if inner_rows != batch * num_tokens:
-        raise ValueError(
-            "rms_norm_rope_triton: tokens of all batch rows must be reachable by one stride; "
-            f"got shape {tuple(x.shape)}, strides {x.stride()}: call .contiguous() first"
-        )
-    block_half = triton.next_power_of_2(half)
-    block_r = max(1, TILE_ELEMENTS // triton.next_power_of_2(dim) // 2)
-    num_rows = x.numel() // dim
-    _rms_norm_rope_kernel[(triton.cdiv(num_rows, block_r),)](
-        x, weight, cos_rows, sin_rows, out, eps, num_rows, token_stride, x.stride(2),
-        HEADS=heads, DIM=dim, HALF=half, BLOCK_R=block_r, BLOCK_HALF=block_half,
-        BLOCK_TAIL=0 if dim == 2 * half else triton.next_power_of_2(dim - 2 * half), num_warps=4, **dependence(x),
-    )  # fmt: skip
-    return out
-
-
 _NORM = {
     **dict.fromkeys(("x_ptr", "more_ptr", "residual_ptr", "weight_ptr", "out_ptr", "sum_ptr"), "*bf16"),
     "eps": "fp32",
@@ -262,17 +175,6 @@ _NORM = {
     "inner_rows": "i32",
     "outer_stride": "i32",
     "row_stride": "i32",
-}
-_NORM_ROPE = {
-    "x_ptr": "*bf16",
-    "weight_ptr": "*bf16",
-    "cos_ptr": "*fp32",
-    "sin_ptr": "*fp32",
-    "out_ptr": "*bf16",
-    "eps": "fp32",
-    "num_rows": "i32",
-    "token_stride": "i32",
-    "head_stride": "i32",
 }
 
 
@@ -299,8 +201,4 @@ AOT = (
     ),
     _entry("latent-512", _rms_norm_kernel, _NORM, 4, M=512, HAS_MORE=False, HAS_RESIDUAL=False, BLOCK_R=8, BLOCK_M=512),
     _entry("head-128", _rms_norm_kernel, _NORM, 4, M=128, HAS_MORE=False, HAS_RESIDUAL=False, BLOCK_R=32, BLOCK_M=128),
-    _entry(
-        "head-128-rope", _rms_norm_rope_kernel, _NORM_ROPE, 4,
-        HEADS=32, DIM=128, HALF=64, BLOCK_R=16, BLOCK_HALF=64, BLOCK_TAIL=0,
-    ),
 )  # fmt: skip

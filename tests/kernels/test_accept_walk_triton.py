@@ -101,24 +101,6 @@ def check_the_cut_in_the_same_launch_equals_both_ops():
             assert_same(outputs, (path, num_accepted, emitted, *cut))
 
 
-def check_cut_equals_the_reference():
-    """H82: cases full of stop tokens, pads, idle rows and exhausted limits."""
-    generator = torch.Generator().manual_seed(0)
-    batch, width = 200, 5
-    num_emitted = torch.randint(0, width + 1, (batch,), generator=generator)
-    emitted = torch.randint(-1, 6, (batch, width), generator=generator)
-    for num_stops in (0, 2):
-        stop_ids, remaining = limits(batch, 1, num_stops)
-        arguments = [tensor.to(DEVICE) for tensor in (emitted, num_emitted, stop_ids, remaining)]
-        expected = reference.truncate(emitted, num_emitted, stop_ids, remaining)
-        assert expected[1].any()
-        assert not expected[1].all()
-        assert_same(kernels.truncate_triton(*arguments), expected)
-        in_place = (arguments[1], torch.empty(batch, dtype=torch.bool, device=DEVICE))
-        assert kernels.truncate_triton(*arguments, out=in_place)[0] is arguments[1]
-        assert_same(in_place, expected)
-
-
 def check_outputs_are_written_where_asked():
     inputs = reference.make_inputs(3, "odd")
     shapes = ((5, 8), (5,), (5, 8), (5,))

@@ -1,4 +1,4 @@
-"""RMS normalisation in Triton against its specification; with residual, and with RoPE."""
+"""RMS normalisation in Triton against its specification, with and without the residual."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from ddbench.reference import rms_norm as reference
-from ddbench.reference import rope as rope_reference
 from ddbench.testing import copied, relative_error, to_float64
 
 kernels = pytest.importorskip("ddbench.kernels.rms_norm_triton", reason="triton is not installed")
@@ -25,11 +24,6 @@ def assert_close(mine, expected, tolerance=TOLERANCE):
     assert mine.shape == expected.shape
     error = relative_error(mine, expected)
     assert error <= tolerance, f"relative error {error:.3g}"
-
-
-def rows(num_tokens, half, seed=0):
-    angles = randn(1, num_tokens, 1, half, seed=seed) * 3
-    return angles.cos(), angles.sin()
 
 
 def check_equals_the_reference():
@@ -135,47 +129,9 @@ def check_two_parts_are_added_as_one_after_the_other():
                 assert relative_error(one, other) <= (TOLERANCE if dtype == torch.float32 else 2**-6)
 
 
-def check_norm_and_rope_equal_one_after_the_other():
-    """All dims rotating, some, and a width that is no power of two; tokens and heads by strides."""
-    for dim, half in ((8, 4), (16, 4), (20, 6), (128, 64)):
-        whole = randn(1, 6, 7, dim, seed=dim)
-        weight = 1 + 0.3 * randn(dim, seed=1)
-        cos, sin = rows(6, half)
-        for x in (whole, whole[:, :, 2:5]):
-            expected = rope_reference.rope(reference.rms_norm(x, weight, EPS), cos, sin)
-            mine = kernels.rms_norm_rope_triton(x.to(DEVICE), weight.to(DEVICE), EPS, cos.to(DEVICE), sin.to(DEVICE))
-            assert_close(mine, expected, 2 * TOLERANCE)
-            batched = kernels.rms_norm_rope_triton(
-                x.reshape(2, 3, *x.shape[2:]).to(DEVICE),
-                weight.to(DEVICE),
-                EPS,
-                *(t.reshape(2, 3, 1, half).to(DEVICE) for t in (cos, sin)),
-            )
-            assert torch.equal(batched.reshape(mine.shape), mine)
-
-
-def check_norm_and_rope_of_tokens_without_one_stride_are_refused():
-    x = randn(2, 5, 3, 8).to(DEVICE)[:, 1:4]
-    cos, sin = (t.reshape(2, 3, 1, 4).to(DEVICE) for t in rows(6, 4))
-    with pytest.raises(ValueError, match="tokens of all batch rows must be reachable by one stride"):
-        kernels.rms_norm_rope_triton(x, torch.ones(8, device=DEVICE), EPS, cos, sin)
-
-
-def check_norm_and_rope_in_low_precision():
-    x, weight = randn(1, 5, 3, 32).bfloat16(), (1 + 0.3 * randn(32, seed=1)).bfloat16()
-    cos, sin = rows(5, 16)
-    exact = rope_reference.rope(reference.rms_norm(x.double(), weight.double(), EPS), cos.double(), sin.double())
-    obvious = rope_reference.rope(reference.rms_norm(x, weight, EPS), cos, sin)
-    mine = kernels.rms_norm_rope_triton(*(t.to(DEVICE) for t in (x, weight)), EPS, cos.to(DEVICE), sin.to(DEVICE))
-    assert mine.dtype == torch.bfloat16
-    assert relative_error(mine, exact) <= 2 * relative_error(obvious, exact)
-
-
 def check_no_rows():
     none, weight = torch.zeros(0, 4, device=DEVICE), torch.ones(4, device=DEVICE)
     assert kernels.rms_norm_triton(none, weight, EPS).shape == (0, 4)
-    heads, table = torch.zeros(1, 0, 2, 4, device=DEVICE), torch.zeros(1, 0, 1, 2, device=DEVICE)
-    assert kernels.rms_norm_rope_triton(heads, weight, EPS, table, table).shape == (1, 0, 2, 4)
 
 
 def check_other_types_are_refused():
