@@ -9,6 +9,7 @@ long the device is idle, and what it waits for (`device_idle.py`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from ddbench import units
 from ddbench.analysis import contests
@@ -53,9 +54,9 @@ def launch(basis: Basis) -> Finding:
         if axis == "executor":
             captured = list(compared(basis, found))
             looked_at += [side for contest in found for side in (contest.base, contest.setting)]
-        parts.append(_part(axis, found, _why_not(basis, axis)))
+        parts.append(_part(basis, axis, found, _why_not(basis, axis)))
         for contest in found:
-            numbers.append(Number(_label(axis, contest), contest.speedup, named(contest.setting)))
+            numbers += _contest_numbers(basis, axis, contest)
             rests_on += [named(contest.base), named(contest.setting)]
         if not found:
             gaps.append(f"{plain(axis)}: {_why_not(basis, axis)}")
@@ -131,7 +132,7 @@ def _verdict(value: Value) -> Verdict:
     return "yes" if place == "ahead" else "no" if place == "behind" else "undecided"
 
 
-def _part(axis: str, found: list[Contest], why_not: str) -> Part:
+def _part(basis: Basis, axis: str, found: list[Contest], why_not: str) -> Part:
     """One part of the engine over all concurrencies."""
     title = TITLES[axis]
     if not found:
@@ -140,15 +141,44 @@ def _part(axis: str, found: list[Contest], why_not: str) -> Part:
     texts = []
     for contest in found:
         where = f"{getattr(contest.setting.engine, axis)} at concurrency {contest.setting.concurrency}"
-        texts.append(f"{told(contest.speedup)} ({where})")
+        texts.append(f"{told(contest.speedup)} ({where}{_of_a_round(basis, contest)})")
     verdict = overall(_verdict(contest.speedup) for contest in found)
     largest = max(found, key=lambda contest: contest.speedup.value if isinstance(contest.speedup, Estimate) else 0.0)
     brief = f"{title}: {'up to ' if len(found) > 1 else ''}{told(largest.speedup)} over {PLAIN[axis]}"
     return Part(verdict, f"Over {PLAIN[axis]}, speedups with {title}: {units.listed(texts)}.", brief)
 
 
-def _label(axis: str, contest: Contest) -> str:
-    return f"speedup of {axis}={getattr(contest.setting.engine, axis)} over {PLAIN[axis]}"
+def _contest_numbers(basis: Basis, axis: str, contest: Contest) -> list[Number]:
+    change = f"{axis}={getattr(contest.setting.engine, axis)} over {PLAIN[axis]}"
+    in_us, share = saved(basis, contest)
+    rows = {"speedup of": contest.speedup, "time off a round by": in_us, "share off a round by": share}
+    return [Number(f"{label} {change}", value, named(contest.setting)) for label, value in rows.items()]
+
+
+def saved(basis: Basis, contest: Contest) -> tuple[Value, Value]:
+    """What a round costs less than in the base: microseconds, and the share of the base's round; negative: more.
+
+    The interval is that of the ratio of costs, laid on the base's cost.
+    """
+    cost, whole = contest.cost, basis.value(contest.base, "round_cost_ms")
+    if isinstance(cost, NotMeasured):
+        return cost, cost
+    low, high = (None if end is None else 1 - end for end in (cost.high, cost.low))
+    share = replace(cost, value=1 - cost.value, low=low, high=high, unit="share")
+    if isinstance(whole, NotMeasured):
+        return whole, share
+    ends = [None if end is None else 1000 * whole.value * end for end in (low, high)]
+    return replace(share, value=1000 * whole.value * share.value, low=ends[0], high=ends[1], unit="us"), share
+
+
+def _of_a_round(basis: Basis, contest: Contest) -> str:
+    in_us, share = saved(basis, contest)
+    if isinstance(in_us, NotMeasured) or isinstance(share, NotMeasured):
+        return ""
+    what = "off" if share.value >= 0 else "more on"
+    size = abs(in_us.value)
+    amount = units.grouped(round(size)) if size >= 1000 else units.significant(size)
+    return f": {amount} us or {units.significant(100 * abs(share.value))} % {what} a round"
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------

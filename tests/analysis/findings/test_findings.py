@@ -184,6 +184,21 @@ def test_a_variant_pays_where_its_rounds_are_shorter(evidence, part, value, rati
     assert (number.value.value > 1) is (verdict == "yes")
 
 
+@pytest.mark.parametrize(("ratio", "word"), [(0.6, "off"), (1.5, "more on")])
+def test_what_a_variant_takes_off_a_round_is_told_in_time_and_in_shares(evidence, ratio, word) -> None:
+    """Planted: rounds of so many times the others' length; both are held against the round's own mean."""
+    of_rounds = evidence(cases=with_variant("executor", "round_graph"), usual={"round_graph": ratio})
+    found = answer(of_rounds, 3)
+    values = {number.label.partition(" executor")[0]: number.value for number in found.numbers}
+    share, in_us = values["share off a round by"], values["time off a round by"]
+    assert share.value == pytest.approx(1 - ratio, abs=0.04)
+    assert share.low < share.value < share.high
+    (plain,) = (s for s in of_rounds.study.at(1) if s.arm == "ddtree" and s.engine.executor == "eager")
+    assert in_us.value == pytest.approx(1000 * of_rounds.value(plain, "round_cost_ms").value * share.value)
+    assert in_us.low < in_us.value < in_us.high
+    assert f"% {word} a round)" in found.answer
+
+
 def test_graphs_that_pay_and_a_build_that_does_not_are_told_apart(evidence) -> None:
     cases = (*with_variant("executor", "round_graph"), *with_variant("tree_build", "device")[-1:])
     found = answer(evidence(cases=cases, usual={"round_graph": 0.6, "device": 1.5}), 3)
