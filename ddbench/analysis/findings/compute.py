@@ -7,6 +7,7 @@ speedup over the chain lies above 1. How much compute is idle is the share of th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddbench import units
@@ -32,7 +33,7 @@ from ddbench.analysis.findings.answers import (
 from ddbench.analysis.findings.basis import Basis
 from ddbench.analysis.findings.frontier import Field, Sweep
 from ddbench.analysis.settings import Setting
-from ddbench.analysis.values import Value, missing
+from ddbench.analysis.values import Estimate, Value, missing
 from ddbench.engine.stages import Stage
 from ddbench.records import NotMeasured
 
@@ -95,7 +96,7 @@ def compute(basis: Basis) -> Finding:
             if isinstance(found, Choice):
                 gaps.append(found.over_chain)
                 parts.append(_budgets(basis, found))
-                numbers += _numbers(basis, found.best, found.over_chain, sweep.chain)
+                numbers += _numbers(basis, found.best, found.over_chain, sweep.everyone)
                 rests_on += [named(setting) for setting in sweep.everyone]
         if not own:
             contest = _single(basis, concurrency)
@@ -105,7 +106,7 @@ def compute(basis: Basis) -> Finding:
             ]
             if isinstance(contest, Contest):
                 parts.append(_tree(basis, contest))
-                numbers += _numbers(basis, contest.setting, contest.speedup, contest.base)
+                numbers += _numbers(basis, contest.setting, contest.speedup, (contest.base, contest.setting))
                 rests_on += [named(contest.base), named(contest.setting)]
     gaps += [number.value for number in numbers]
     return Finding(
@@ -148,7 +149,29 @@ def _budgets(basis: Basis, found: Choice) -> Part:
         text += "; no wider tree was tried"
     brief = f"c={found.sweep.concurrency}: {budget} nodes, fastest of {tried} budgets, "
     brief += f"{told(value)} over the chain" if verdict != "not_measured" else "without a chain to compare with"
-    return Part(verdict, f"{text}{_limit(basis, found)}.", brief)
+    told_of = dict.fromkeys((*found.sweep.everyone[:1], found.best, found.sweep.trees[-1]))
+    return Part(verdict, f"{text}{_limit(basis, found)}.{_unused(basis, tuple(told_of))}", brief)
+
+
+def _unused(basis: Basis, settings: Sequence[Setting]) -> str:
+    """The arithmetic that verify leaves idle, in a sentence of its own."""
+    shares = {setting: _of_matmul(basis, setting) for setting in settings}
+    texts = [
+        f"{units.significant(100 * (1 - share.value))} % {_width(setting)}"
+        for setting, share in shares.items()
+        if isinstance(share, Estimate)
+    ]
+    return f" Of the matmul rate verify leaves {units.listed(texts)} unused." if texts else ""
+
+
+def _width(setting: Setting) -> str:
+    return f"at {setting.engine.node_budget} nodes" if setting.arm == TREE_ARM else f"with the {setting.arm}"
+
+
+def _of_matmul(basis: Basis, setting: Setting) -> Value:
+    """The share of the matmul rate that verify reaches."""
+    floor = basis.floor(setting, Stage.VERIFY.value)
+    return floor if isinstance(floor, NotMeasured) else computed(floor.share_of_matmul, "share", FLOOR_NOTE)
 
 
 def _doubt(verdict: Verdict) -> str:
@@ -189,18 +212,15 @@ def _tree(basis: Basis, contest: Contest) -> Part:
     text = f"At concurrency {contest.setting.concurrency} the tree of {contest.setting.engine.node_budget} nodes is "
     text += f"{told(contest.speedup)} over the chain{_doubt(verdict)}: tau {told(contest.length)}, rounds of "
     brief = f"c={contest.setting.concurrency}: {told(contest.speedup)} over the chain"
-    return Part(verdict, f"{text}{told(contest.cost)}{added(decompose(contest, basis.shares))}.", brief)
+    text += f"{told(contest.cost)}{added(decompose(contest, basis.shares))}."
+    return Part(verdict, f"{text}{_unused(basis, (contest.base, contest.setting))}", brief)
 
 
-def _numbers(basis: Basis, best: Setting, over_chain: Value, chain: Setting | NotMeasured) -> list[Number]:
-    numbers = [Number("speedup of the tree over the chain", over_chain, named(best))]
-    for setting in (chain, best):
-        if isinstance(setting, NotMeasured):
-            continue
-        floor = basis.floor(setting, Stage.VERIFY.value)
-        share: Value = floor if isinstance(floor, NotMeasured) else computed(floor.share_of_matmul, "share", FLOOR_NOTE)
-        numbers.append(Number("share of the matmul rate that verify reaches", share, named(setting)))
-    return numbers
+def _numbers(basis: Basis, best: Setting, over_chain: Value, settings: Sequence[Setting]) -> list[Number]:
+    """The speedup, and what part of the arithmetic each width uses."""
+    label = "share of the matmul rate that verify reaches"
+    used = (Number(label, _of_matmul(basis, setting), named(setting)) for setting in settings)
+    return [Number("speedup of the tree over the chain", over_chain, named(best)), *used]
 
 
 def _would_change(basis: Basis, parts: list[Part]) -> str:

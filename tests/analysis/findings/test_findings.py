@@ -158,10 +158,16 @@ def test_without_a_chain_the_best_budget_still_stands(evidence) -> None:
 
 
 def test_idle_compute_is_told_where_ceilings_are(evidence) -> None:
+    """For the chain and every budget; in words for the chain, the best tree and the widest."""
     run = evidence(cases=make_cases(concurrencies=(1,), **TREES), ceilings=ceilings(matmul=1e10))
-    shares = [n.value for n in answer(run, 2).numbers if n.label == "share of the matmul rate that verify reaches"]
-    assert len(shares) == 2
+    found = answer(run, 2)
+    shares = [n.value for n in found.numbers if n.label == "share of the matmul rate that verify reaches"]
+    assert len(shares) == 1 + 3
     assert all(isinstance(value, Estimate) and 0.1 < value.value < 0.3 for value in shares)  # 0.2 ms of about 1
+    unused = f"Of the matmul rate verify leaves {100 * (1 - shares[0].value):.1f} % with the chain"
+    assert unused in found.answer
+    without = answer(evidence(cases=make_cases(concurrencies=(1,), **TREES)), 2)
+    assert "matmul rate" not in without.answer
 
 
 # --- Q3 ---------------------------------------------------------------------------------------------------------------
