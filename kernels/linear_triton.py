@@ -23,7 +23,10 @@ Measured on an H200 in a chain of dependent launches (norm, product, norm, ...),
     3072 x 576          4.8   3.3                5.0   4.7           5.2   6.1: cuBLAS is taken
 
 The norm alone is 1.0 to 1.4. All tokens in one tile were 1.2 us slower at 33: a program waited for 64 columns of x.
-If it misses: the rows of inputs of a program in two halves, for two warps each.
+These weights were in L2. In a whole model larger than that they come from memory, with too few bytes on their way here:
+SmolLM2-135M's verify took 907 us with 33 tokens (all tokens in one tile: 935), but 945 with 65 and 1166 with 129, where
+cuBLAS takes 899 and 946. So more than 64 tokens go by here with the smallest weights only, which stay in L2 (nano-k2:
+verify 226 us with 132 tokens, 271 by cuBLAS). If it misses: weights asked for before the wait, into L2.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ from .linear import head_linear
 
 MAX_TOKENS = 512
 MAX_INPUTS = 2048
+FEW_TOKENS, SMALL_WEIGHTS = 64, 2**19  # bytes: for more tokens only these
 MOST_READ = 15e6  # bytes, by all programs: more, and cuBLAS's larger tiles pay (seen between 14 and 16 MB)
 PROGRAMS = 128  # that find a multiprocessor each, and memory for five steps on their way
 
@@ -139,6 +143,7 @@ def suits(x: torch.Tensor, weight: torch.Tensor, num_tokens: int) -> bool:
         x.dtype == weight.dtype == torch.bfloat16
         and 0 < num_tokens <= MAX_TOKENS
         and inputs <= MAX_INPUTS
+        and (num_tokens <= FEW_TOKENS or weight.nbytes <= SMALL_WEIGHTS)
         and bytes_read(plan(num_tokens, math.prod(weight.shape[:-2]), outputs, inputs), inputs) <= MOST_READ
     )
 

@@ -81,13 +81,14 @@ def check_heads_have_weights_of_their_own():
 
 
 def check_only_small_products_suit():
-    """SmolLM2's up-projection: to 64 tokens, and what cuBLAS takes for more; see the table in the module."""
+    """What cuBLAS takes stands in the module: SmolLM2's products from 65 tokens on, but none of nano-k2's."""
     x, weight = randn(33, 256), randn(512, 256)
     up = torch.empty(3072, 576, dtype=torch.bfloat16, device="meta")
     assert kernels.suits(x, weight, 33)
     assert kernels.suits(x, up, 64)
     assert not kernels.suits(x, up, 65)
-    assert kernels.suits(x, up[:1536], 65)
+    assert not kernels.suits(x, up[:576], 65), "it comes from memory"
+    assert kernels.suits(x, weight, 260), "it does not"
     assert not kernels.suits(x, up.view(3, 1024, 576).expand(6, 3, 1024, 576), 33)
     assert not kernels.suits(x, weight, kernels.MAX_TOKENS + 1)
     assert not kernels.suits(x, torch.empty(16, 2049, dtype=torch.bfloat16, device=DEVICE), 33)
