@@ -118,7 +118,8 @@ def stage_bytes(case: CapturedCase) -> tuple[StageBytes, ...]:
     counted, busy, copied = _counted(case.counted), _busy(case.timeline), _copied(case.timeline)
     sampled = _sampled(case.timeline)
     known = [own for own in (counted, busy, copied, sampled) if not isinstance(own, NotMeasured)]
-    use, num_rounds = case.result.expert_use, _num_rounds(case)
+    source = case.timeline if isinstance(counted, NotMeasured) else case.counted
+    use, num_rounds = case.result.expert_use, 1 if isinstance(source, NotMeasured) else source.num_rounds
     return tuple(
         replace(
             _stage(stage, costs.get(stage), counted, copied, sampled, busy),
@@ -157,17 +158,11 @@ def _stage(
 
 
 def _experts(cost: StageCost | None, use: ExpertUse | NotMeasured, num_rounds: int) -> dict[str, Any]:
-    """What a stage's count of experts rests on, and how far the mean of other rounds may lie from it."""
+    """What a stage's count of experts rests on, and how far the mean of `num_rounds` other rounds may lie from it."""
     if cost is None or isinstance(cost.counted_bytes, NotMeasured) or isinstance(use, NotMeasured):
         return {}
-    by_chance = DEVIATIONS * use.spread * (1 / max(1, num_rounds) + 1 / use.num_rounds) ** 0.5
+    by_chance = DEVIATIONS * use.spread * (1 / num_rounds + 1 / use.num_rounds) ** 0.5
     return {"expert_rounds": use.num_rounds, "expert_error": by_chance * cost.counted_bytes}
-
-
-def _num_rounds(case: CapturedCase) -> int:
-    """Rounds of the pass that bytes are taken from."""
-    passes = [one for one in (case.counted, case.timeline) if not isinstance(one, NotMeasured)]
-    return passes[0].num_rounds if passes else 1
 
 
 # --- counters ---------------------------------------------------------------------------------------------------------

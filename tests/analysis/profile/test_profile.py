@@ -355,6 +355,21 @@ def test_rounds_differ_from_those_that_were_counted(profile_of) -> None:
     assert found.most == pytest.approx((7e5 + found.error - 4e5) / 4e5), "what they differ by may be context"
 
 
+def test_the_rounds_that_may_differ_are_those_whose_bytes_are_told(profile_of) -> None:
+    """Of one round some kernels were counted, by choice: the bytes of verify are the samples of the others."""
+    profile = with_count(profile_of(sampled=1.0), 400_000, 0.2)
+    passes = dict(profile.case.passes)
+    ncu = passes["ncu"].capture
+    some = ncu.model_copy(update={"counted_kernels": "attention", "round_ns": ncu.round_ns[:1]})
+    passes["ncu"] = dataclasses.replace(passes["ncu"], capture=some)
+    case = dataclasses.replace(profile.case, passes=passes)
+    sampled = case.timeline.num_rounds
+    assert case.counted.num_rounds < sampled
+    verify = stages_of(Profile(case, profile.machine))["verify"]
+    assert not verify.is_counted
+    assert verify.expert_error == pytest.approx(2 * 0.2 * 4e5 * (1 / sampled + 1 / 100) ** 0.5)
+
+
 @pytest.mark.parametrize("expected", [NotMeasured(not_measured="an old record"), 0, 100_000])
 def test_fewer_bytes_than_must_have_moved_tell_nothing(profile_of, expected) -> None:
     """A record that does not say what is expected may rest on experts; one that does is contradicted by its sum."""
