@@ -54,6 +54,7 @@ def continuations(spec: EngineSpec, models: Models, requests: Sequence[Request])
         first.setdefault(_asked(request), request.request_id)
     distinct = set(first.values())
     outputs = outputs_of(engine, [request for request in requests if request.request_id in distinct], concurrency=1)
+    engine.release()  # its graphs hold memory, and the case's own are recorded next
     return {request.request_id: outputs[first[_asked(request)]] for request in requests}
 
 
