@@ -23,9 +23,8 @@ from ddbench.analysis.tables import write_capture_table
 from ddbench.captured import CAPTURE_TABLES, TABLES_OF, Capture, CapturedRun, CaptureStart
 from ddbench.records import NotMeasured
 from ddbench.spec import Tool
-from ddbench.text_files import write_atomically
+from ddbench.text_files import PARTIAL, write_atomically
 
-_PARTIAL = ".partial-"
 _STARTED = ("tool_version", "raw", "command", "cache", "counted_kernels", "counters", "notes")  # as the driver says
 
 
@@ -98,17 +97,17 @@ def _write_tables(folder: Path, tool: Tool, tables: Mapping[str, pd.DataFrame]) 
     assert set(tables) == set(TABLES_OF[tool]), f"tables of {tool}: {sorted(tables)}"
     try:
         for name, table in tables.items():
-            partial = folder / f"{_PARTIAL}{tool}-{name}.parquet"
+            partial = folder / f"{PARTIAL}{tool}-{name}.parquet"
             write_capture_table(partial, CAPTURE_TABLES[name], table)
         for name in tables:
-            os.replace(folder / f"{_PARTIAL}{tool}-{name}.parquet", folder / f"{tool}-{name}.parquet")
+            os.replace(folder / f"{PARTIAL}{tool}-{name}.parquet", folder / f"{tool}-{name}.parquet")
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise CaptureProblem("disk", "no space left on the device for the tables", "free some") from error
     finally:
         for name in tables:
-            (folder / f"{_PARTIAL}{tool}-{name}.parquet").unlink(missing_ok=True)
+            (folder / f"{PARTIAL}{tool}-{name}.parquet").unlink(missing_ok=True)
 
 
 def main(arguments: Sequence[str]) -> int:
