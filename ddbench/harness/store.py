@@ -39,7 +39,7 @@ from ddbench.records import (
     StepRecord,
 )
 from ddbench.spec import Case, Record, from_json
-from ddbench.text_files import read_text, write_atomically
+from ddbench.text_files import PARTIAL, read_text, write_atomically
 
 TABLES: dict[str, type[Record]] = {
     "requests": RequestRecord,
@@ -47,7 +47,6 @@ TABLES: dict[str, type[Record]] = {
     "steps": StepRecord,
     "stages": StageSample,
 }
-_TEMPORARY = ".partial-"
 _ARROW_TYPES = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
 
 
@@ -113,7 +112,7 @@ class RunFolder:
     @contextmanager
     def new_case_folder(self, case_id: str) -> Iterator[Path]:
         """A temporary folder to write a case into; `keep` moves it to its place. Removed if it is still there."""
-        folder = self.path / "cases" / f"{_TEMPORARY}{case_id}-{os.getpid()}"
+        folder = self.path / "cases" / f"{PARTIAL}{case_id}-{os.getpid()}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         try:
@@ -125,7 +124,7 @@ class RunFolder:
         """Put a complete case folder in its place; a failed result that stood there makes room first."""
         place = self.case_folder(case_id)
         if place.exists():
-            aside = place.with_name(f"{_TEMPORARY}old-{case_id}")
+            aside = place.with_name(f"{PARTIAL}old-{case_id}")
             shutil.rmtree(aside, ignore_errors=True)
             place.rename(aside)
             shutil.rmtree(aside, ignore_errors=True)
@@ -133,7 +132,7 @@ class RunFolder:
 
     def sweep_leftovers(self) -> None:
         """Remove what a killed process left behind."""
-        for folder in (self.path / "cases").glob(f"{_TEMPORARY}*"):
+        for folder in (self.path / "cases").glob(f"{PARTIAL}*"):
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -142,7 +141,7 @@ class RunFolder:
 
 def create_run(out: Path, manifest: Manifest) -> RunFolder:
     """Make the folder of a new run below `out`. A place that cannot be written is a UserError."""
-    path, partial = out / manifest.run_id, out / f"{_TEMPORARY}{manifest.run_id}"
+    path, partial = out / manifest.run_id, out / f"{PARTIAL}{manifest.run_id}"
     try:
         (partial / "cases").mkdir(parents=True)
         write_atomically(partial / "manifest.json", json_text(manifest))
