@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from ddbench.errors import UserError, did_you_mean, shown
+from ddbench.files import why_unread
 from ddbench.spec import AXIS_MODELS, Axis, EngineSpec, ExperimentSpec, first_message, make_axis, with_tuples
-from ddbench.text_files import why_unread
 
 
 def experiment_files() -> dict[str, Path]:

@@ -98,7 +98,7 @@ BASE = (
     "ddbench.experiment_file",
     "ddbench.records",
     "ddbench.spec",
-    "ddbench.text_files",
+    "ddbench.files",
     "ddbench.units",
     "ddbench.wheels",
 )

@@ -16,8 +16,8 @@ import pyarrow as pa
 from ddbench.analysis.tables import capture_schema, read_capture_table
 from ddbench.captured import CAPTURE_TABLES, TABLES_OF, Capture
 from ddbench.errors import SchemaError
+from ddbench.files import why_unread
 from ddbench.spec import Tool, from_json
-from ddbench.text_files import why_unread
 
 Tools = Mapping[Tool, Capture]
 

@@ -21,9 +21,9 @@ import pandas as pd
 from ddbench.analysis.digested import CaptureProblem, Digested, Reader, read_run, read_start
 from ddbench.analysis.tables import write_capture_table
 from ddbench.captured import CAPTURE_TABLES, TABLES_OF, Capture, CapturedRun, CaptureStart
+from ddbench.files import PARTIAL, write_atomically
 from ddbench.records import NotMeasured
 from ddbench.spec import Tool
-from ddbench.text_files import PARTIAL, write_atomically
 
 _STARTED = ("tool_version", "raw", "command", "cache", "counted_kernels", "counters", "notes")  # as the driver says
 

@@ -15,8 +15,8 @@ import pandas as pd
 
 from ddbench.captured import CapturedRun, CaptureFault, CaptureStart, FaultReason
 from ddbench.errors import DdbenchError, SchemaError
+from ddbench.files import why_unread
 from ddbench.spec import RecordT, Tool, from_json
-from ddbench.text_files import why_unread
 
 _AGAIN = "capture the case again: its process or the driver of the tool ended before its time"
 

@@ -24,6 +24,7 @@ from ddbench.analysis.captures import load_captures, sorted_categories
 from ddbench.analysis.tables import TABLES, read_parquet, table_schema
 from ddbench.captured import Capture
 from ddbench.errors import SchemaError, UserError
+from ddbench.files import read_text
 from ddbench.records import (
     MANIFEST_CURE,
     CaseResult,
@@ -36,7 +37,6 @@ from ddbench.records import (
     ResultFile,
 )
 from ddbench.spec import Case, Tool, from_json
-from ddbench.text_files import read_text
 
 READABLE_VERSIONS: tuple[int, ...] = (1, 2)  # what 2 added to 1 has defaults
 CONTEXT_COLUMNS: tuple[str, ...] = ("run", "case_id", "setting", "block")  # what every row says about its case

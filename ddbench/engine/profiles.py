@@ -22,9 +22,9 @@ import torch
 from pydantic import Field
 
 from ddbench.errors import SchemaError, UserError
+from ddbench.files import replacing
 from ddbench.models.weights import PRETRAINED
 from ddbench.spec import EngineSpec, Record, from_json
-from ddbench.text_files import replacing
 from ddbench.wheels import sha256_of
 
 # The d-th number counts the rounds whose first d drafted tokens were all right. From the chain arm of the shipped pair

@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from ddbench.errors import SchemaError
+from ddbench.files import write_atomically
 from ddbench.harness.environment import child_environment
 from ddbench.harness.progress import escaped
 from ddbench.harness.run import scrubbed
 from ddbench.harness.store import RunFolder
 from ddbench.records import Ceilings, NotMeasured, When
 from ddbench.spec import from_json
-from ddbench.text_files import write_atomically
 
 FILE = "ceilings.json"
 CEILINGS: tuple[str, ...] = (sys.executable, "-m", "ddbench.harness.ceilings")

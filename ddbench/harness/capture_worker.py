@@ -23,6 +23,7 @@ import torch
 from ddbench.captured import CapturedRun
 from ddbench.engine.engine import Engine
 from ddbench.engine.types import Setting
+from ddbench.files import write_atomically
 from ddbench.harness.measure import Notify, all_requests, build_engine, rehearse, synchronize, warm_up
 from ddbench.harness.profilers.kineto import Kineto
 from ddbench.harness.profilers.window import NvtxRanges, Ranges, TorchRanges, WindowProbe
@@ -32,7 +33,6 @@ from ddbench.harness.worker import ORPHANED, take_over_stdout
 from ddbench.harness.workload import Workload, build_workload
 from ddbench.models.weights import Models, load_models
 from ddbench.spec import Case, Tool, from_json
-from ddbench.text_files import write_atomically
 
 NCU_ROUNDS = 1  # every kernel of it is run again for every group of counters: 0.25 s each on an H200
 _ORPHAN_S = 1.0

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ddbench.errors import SchemaError, UserError, did_you_mean
+from ddbench.files import PARTIAL, read_text, write_atomically
 from ddbench.parquet_files import write_parquet
 from ddbench.records import (
     MANIFEST_CURE,
@@ -39,7 +40,6 @@ from ddbench.records import (
     StepRecord,
 )
 from ddbench.spec import Case, Record, from_json
-from ddbench.text_files import PARTIAL, read_text, write_atomically
 
 TABLES: dict[str, type[Record]] = {
     "requests": RequestRecord,

@@ -19,10 +19,10 @@ from pydantic import BaseModel, ValidationError
 
 from ddbench.engine.types import Request
 from ddbench.errors import CheckpointError, UserError, did_you_mean, shown
+from ddbench.files import why_unread
 from ddbench.models.shapes import TargetShape
 from ddbench.records import PromptCard
 from ddbench.spec import WorkloadSpec, first_message
-from ddbench.text_files import why_unread
 from ddbench.workloads import sets
 from ddbench.workloads.cache import Cache, cache_folder
 from ddbench.workloads.framing import Framing, framing_for

@@ -20,12 +20,12 @@ from safetensors import SafetensorError
 from torch import nn
 
 from ddbench.errors import CheckpointError, did_you_mean
+from ddbench.files import replacing
 from ddbench.models.checkpoints.files import read_json
 from ddbench.models.drafter import Drafter
 from ddbench.models.shapes import DRAFTERS, DrafterShape, TargetShape
 from ddbench.models.target import Target
 from ddbench.spec import first_message
-from ddbench.text_files import replacing
 
 ShapeT = TypeVar("ShapeT", bound=BaseModel)
 

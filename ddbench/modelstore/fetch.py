@@ -18,11 +18,11 @@ from filelock import FileLock
 import ddbench
 from ddbench import wheels
 from ddbench.errors import CheckpointError, UserError, did_you_mean
+from ddbench.files import PARTIAL
 from ddbench.models.checkpoints.fetchable import FETCHABLE, SOURCE, Fetchable, cache_folder
 from ddbench.models.checkpoints.files import read_json
 from ddbench.models.checkpoints.gguf import MAGIC, read_gguf
 from ddbench.models.checkpoints.gguf_llama import convert
-from ddbench.text_files import PARTIAL
 from ddbench.wheels import sha256_of
 
 Report = Callable[[str], None]

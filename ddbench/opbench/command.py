@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 import ddbench
 from ddbench import units
 from ddbench.errors import UserError, refuse_unknown
+from ddbench.files import write_atomically
 from ddbench.harness.ceilings import measure
 from ddbench.harness.environment import read_environment
 from ddbench.harness.lock import device_lock
@@ -29,7 +30,6 @@ from ddbench.records import Ceilings
 from ddbench.report.console import print_report
 from ddbench.report.markdown import render_markdown
 from ddbench.spec import Device
-from ddbench.text_files import write_atomically
 
 FORMATS = ("console", "json", "md", "csv")
 QUICK = Budget(seconds=0.02, sample_s=0.001, most_sets=4)

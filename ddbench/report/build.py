@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ddbench.analysis.frames import load_run, merge_runs
 from ddbench.errors import UserError, did_you_mean
+from ddbench.files import write_out
 from ddbench.report.console import print_report
 from ddbench.report.document import DATA, Download, Report, Section
 from ddbench.report.evidence import evidence_of
@@ -18,7 +19,6 @@ from ddbench.report.html import render_html
 from ddbench.report.markdown import FIGURES, render_markdown
 from ddbench.report.provenance import RUN_FILES
 from ddbench.report.sections import make_report
-from ddbench.text_files import write_out
 
 
 def build_report(run_folders: Sequence[Path], formats: Sequence[str], out: Path | None = None) -> list[Path]:

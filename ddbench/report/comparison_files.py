@@ -24,6 +24,7 @@ from ddbench.analysis.compare.judge import Floors
 from ddbench.analysis.frames import load_run
 from ddbench.analysis.gate.baseline import Baseline, read_baseline
 from ddbench.errors import UserError, did_you_mean, shown
+from ddbench.files import write_out
 from ddbench.records import NotMeasured
 from ddbench.report.comparison import comparison_report
 from ddbench.report.console import print_report
@@ -31,7 +32,6 @@ from ddbench.report.document import Report
 from ddbench.report.html import render_html
 from ddbench.report.markdown import FIGURES, render_markdown
 from ddbench.spec import EngineSpec, parse_axis
-from ddbench.text_files import write_out
 
 FORMATS: tuple[str, ...] = ("html", "md", "console", "json")
 FILES: tuple[str, ...] = ("html", "md")  # formats that need a place

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddbench.analysis.gate.rows import GateResult
+from ddbench.files import write_atomically
 from ddbench.report.gate_report import attention_lines, gate_report, lean
 from ddbench.report.github import annotation_lines, comment_text, summary_text
 from ddbench.report.html import render_html
 from ddbench.report.junit import junit_text
 from ddbench.report.markdown import render_markdown
-from ddbench.text_files import write_atomically
 
 
 @dataclass(frozen=True, slots=True)

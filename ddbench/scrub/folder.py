@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from ddbench.analysis.captures import Tools, load_captures
 from ddbench.errors import UserError
+from ddbench.files import PARTIAL, read_text, write_atomically
 from ddbench.harness.store import TABLES, RunFolder, json_text, open_run, table_schema
 from ddbench.parquet_files import write_parquet
 from ddbench.records import Ceilings, OkResult, ResultFile
@@ -27,7 +28,6 @@ from ddbench.scrub.captures import capture_files, write_captures
 from ddbench.scrub.traces import scrub_sqlite
 from ddbench.scrub.words import Redactor, names_here, vocabulary
 from ddbench.spec import Record, RecordT, first_message, from_json
-from ddbench.text_files import PARTIAL, read_text, write_atomically
 
 DERIVED = ("report", "gate", "timeline")  # folders that the records are enough to make again
 _EMPTIED = ("log_tail",)

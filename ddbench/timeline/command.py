@@ -10,11 +10,11 @@ from rich.console import Console
 from ddbench import units
 from ddbench.analysis.frames import load_run
 from ddbench.errors import UserError, refuse_unknown
+from ddbench.files import write_out
 from ddbench.harness.store import check_run_folder
 from ddbench.report.console import print_report
 from ddbench.report.document import Cell, Column, Report, Section, Table
 from ddbench.spec import Tool
-from ddbench.text_files import write_out
 from ddbench.timeline.choose import Candidate, candidates_of, chosen, tool_of
 from ddbench.timeline.chrome import trace_json
 from ddbench.timeline.show import own_files, report_of

@@ -18,7 +18,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from ddbench.text_files import replacing
+from ddbench.files import replacing
 from ddbench.train import prompt_words as words
 from ddbench.train.corpus import Document, read_records
 from ddbench.train.math_prompts import math_message

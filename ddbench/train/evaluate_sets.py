@@ -20,12 +20,12 @@ from pydantic import ValidationError
 
 from ddbench.engine.types import Request
 from ddbench.errors import DdbenchError, UserError
+from ddbench.files import write_atomically
 from ddbench.harness.observe import PassRows
 from ddbench.harness.parity import compare, next_token_logits
 from ddbench.harness.workload import build_workload
 from ddbench.models.weights import Models, load_models
 from ddbench.spec import ARMS, Device, EngineSpec, WorkloadSpec, first_message
-from ddbench.text_files import write_atomically
 from ddbench.train.card import software
 from ddbench.train.device import require_device
 from ddbench.train.evaluate import arm_facts, run_arm

@@ -23,7 +23,7 @@ from torch import nn
 
 from ddbench import units
 from ddbench.errors import UserError
-from ddbench.text_files import replacing
+from ddbench.files import replacing
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from ddbench.errors import UserError, did_you_mean
+from ddbench.files import replacing
 from ddbench.models.drafter import Drafter
 from ddbench.models.lab_format import load_strict, read_shapes, save_pair, shapes_from
 from ddbench.models.shapes import TARGETS, DrafterShape, TargetShape, drafter_shape, target_shape
 from ddbench.models.target import Target
 from ddbench.models.weights import count_parameters, dequantize_experts
-from ddbench.text_files import replacing
 from ddbench.train.answer_pipeline import run_answer_drafter
 from ddbench.train.card import read_card, software, update_card
 from ddbench.train.continuations import Continuations, generate

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ddbench.errors import UserError
-from ddbench.text_files import replacing
+from ddbench.files import replacing
 from ddbench.train.corpus import Document, corpus_documents
 from ddbench.train.loop import REPORT_SECONDS, Report, time_left
 from ddbench.train.tokenizer import load_tokenizer

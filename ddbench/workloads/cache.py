@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from ddbench import wheels
 from ddbench.errors import SchemaError, UserError
+from ddbench.files import replacing
 from ddbench.spec import first_message
-from ddbench.text_files import replacing
 from ddbench.workloads.sets import Item, PromptSet
 
 State = Literal["installed", "damaged", "not fetched"]

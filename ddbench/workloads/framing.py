@@ -18,7 +18,7 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ddbench.errors import CheckpointError, shown
-from ddbench.text_files import why_unread
+from ddbench.files import why_unread
 from ddbench.workloads.sets import PromptSet
 
 TEMPLATE_FILE = "chat_template.jinja"

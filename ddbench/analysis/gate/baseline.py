@@ -20,9 +20,9 @@ from ddbench.analysis.gate.repeats import agreed_digest, block_values
 from ddbench.analysis.metrics import METRICS
 from ddbench.analysis.settings import Setting, study_of
 from ddbench.errors import DdbenchError, SchemaError, UserError
+from ddbench.files import read_text, write_out
 from ddbench.records import Environment, NotMeasured, OkResult
 from ddbench.spec import Case, Record, RecordT, from_json
-from ddbench.text_files import read_text, write_out
 
 SCHEMA_VERSION = 1
 KeptKind = Literal["runs", "ops"]  # what a file of a baseline says of itself; one of runs says nothing

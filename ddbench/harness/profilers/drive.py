@@ -18,6 +18,7 @@ from typing import Any
 
 from ddbench.captured import TABLES_OF, Capture, CapturedRun, CaptureStart
 from ddbench.errors import SchemaError
+from ddbench.files import read_text, write_atomically
 from ddbench.harness.profilers import in_process, ncu, nsys
 from ddbench.harness.profilers.errand import MODULE, CaptureFailed, Errand, Files, last_words
 from ddbench.harness.run import scrubbed, supervise
@@ -35,7 +36,6 @@ from ddbench.harness.tool_faults import (
 from ddbench.harness.tools import NCU_CURE, NSYS_CURE, SHORT_S, find_tool, run, version_in
 from ddbench.records import NotMeasured
 from ddbench.spec import Case, Tool, from_json
-from ddbench.text_files import read_text, write_atomically
 
 WORKER: tuple[str, ...] = (sys.executable, "-m", MODULE)
 DIGEST: tuple[str, ...] = (sys.executable, "-m", "ddbench.analysis.digest")

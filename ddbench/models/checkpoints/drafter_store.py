@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 
 from ddbench.errors import CheckpointError
+from ddbench.files import replacing
 from ddbench.kernels.rope import yarn_mscale
 from ddbench.models.checkpoints.drafter_config import ARCHITECTURE
 from ddbench.models.checkpoints.files import CONFIG, WEIGHTS
@@ -21,7 +22,6 @@ from ddbench.models.checkpoints.int8_rows import SCALE, quantize_rows
 from ddbench.models.checkpoints.pieces import drafter_pieces
 from ddbench.models.drafter import Drafter
 from ddbench.models.shape_kinds import DrafterShape, RopeShape, TargetShape
-from ddbench.text_files import replacing
 
 
 def save_drafter(folder: Path, drafter: Drafter, target: TargetShape, *, int8: bool = False) -> None:

@@ -19,11 +19,11 @@ from pydantic import Field, model_validator
 from ddbench.analysis.gate.baseline import KEPT, check_one_code, differences, place_of, read_kept
 from ddbench.analysis.gate.noise import FEWEST_REPEATS, shared_floors
 from ddbench.errors import DdbenchError, SchemaError, UserError
+from ddbench.files import read_text, write_out
 from ddbench.opbench.derived import Derived, derive
 from ddbench.opbench.records import Cache, Clock, IncorrectRow, Kind, NotMeasuredRow, OkRow, OpsFile, foremost
 from ddbench.records import NotMeasured
 from ddbench.spec import Record, from_json
-from ddbench.text_files import read_text, write_out
 
 SCHEMA_VERSION = 1
 ALARM = 0.01  # share of runs of the same code in which chance may raise an alarm, over all times together

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ddbench.errors import UserError
+from ddbench.files import PARTIAL, replacing, write_atomically, write_out
 from ddbench.harness.environment import child_environment
-from ddbench.text_files import PARTIAL, replacing, write_atomically, write_out
 
 
 def test_a_file_takes_its_place_at_the_end_of_the_block(tmp_path: Path) -> None:
@@ -42,16 +42,14 @@ def test_a_block_that_is_left_early_leaves_the_old_file_and_nothing_else(tmp_pat
 
 
 def _in_another_process(code: str, path: Path) -> int:
-    lines = f"import os, signal, sys, pathlib; from ddbench import text_files; path = pathlib.Path(sys.argv[1])\n{code}"
+    lines = f"import os, signal, sys, pathlib; from ddbench import files; path = pathlib.Path(sys.argv[1])\n{code}"
     return subprocess.run([sys.executable, "-c", lines, str(path)], env=child_environment(), check=False).returncode
 
 
 def test_a_kill_leaves_the_old_file_and_the_next_write_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"old")
-    code = (
-        "with text_files.replacing(path) as partial: partial.write_bytes(b'ne'); os.kill(os.getpid(), signal.SIGKILL)"
-    )
+    code = "with files.replacing(path) as partial: partial.write_bytes(b'ne'); os.kill(os.getpid(), signal.SIGKILL)"
     assert _in_another_process(code, path) == -signal.SIGKILL
     assert path.read_bytes() == b"old"
     write_atomically(path, "new")
@@ -62,7 +60,7 @@ def test_a_kill_leaves_the_old_file_and_the_next_write_is_whole(tmp_path: Path) 
 def test_two_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
     """Another process has a partial file of its own: the one that ends last wins, and neither fails."""
     path = tmp_path / "a"
-    theirs = "with text_files.replacing(path, is_shared=True) as partial: partial.write_bytes(b'theirs')"
+    theirs = "with files.replacing(path, is_shared=True) as partial: partial.write_bytes(b'theirs')"
     with replacing(path, is_shared=True) as partial:
         partial.write_bytes(b"ours")
         assert _in_another_process(theirs, path) == 0
