@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from ddbench.engine import tree_build as tree_builders
 from ddbench.engine.engine import setting_of
 from ddbench.engine.parts import PARTS, Parts, SpeculativeParts, absence, build_parts, supports
 from ddbench.engine.types import CaseFacts, Part
@@ -128,3 +129,12 @@ def test_more_candidates_than_a_kernel_keeps_are_chosen_in_plain_torch(build):
     for kernels, budget in ((TORCH, 300), (refusing, 256)):
         facts = CaseFacts(EngineSpec(tree_build=build, node_budget=budget), TARGET, DRAFTER)
         assert PARTS["tree_build"][build](SimpleNamespace(facts=facts, kernels=kernels)).plain_ops == ()
+
+
+def test_what_the_kernels_can_hold_is_what_they_say():
+    """The engine names their limits again, as it must not import what needs Triton."""
+    pytest.importorskip("triton")
+    from ddbench.kernels import draft_topk_triton, tree_build_triton
+
+    assert tree_builders.MOST_TRITON_NODES == tree_build_triton.MAX_NODE_BUDGET
+    assert tree_builders.MOST_TRITON_CANDIDATES == draft_topk_triton.MAX_WIDTH
