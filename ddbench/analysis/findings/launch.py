@@ -178,7 +178,13 @@ def _of_a_round(basis: Basis, contest: Contest) -> str:
     what = "off" if share.value >= 0 else "more on"
     size = abs(in_us.value)
     amount = units.grouped(round(size)) if size >= 1000 else units.significant(size)
-    return f": {amount} us or {units.significant(100 * abs(share.value))} % {what} a round"
+    return f": {amount} us or {told(share if share.value >= 0 else _turned(share))} {what} a round"
+
+
+def _turned(value: Estimate) -> Estimate:
+    """With the other sign."""
+    low, high = (None if end is None else -end for end in (value.high, value.low))
+    return replace(value, value=-value.value, low=low, high=high)
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------

@@ -202,7 +202,9 @@ def test_what_a_variant_takes_off_a_round_is_told_in_time_and_in_shares(evidence
     (plain,) = (s for s in of_rounds.study.at(1) if s.arm == "ddtree" and s.engine.executor == "eager")
     assert in_us.value == pytest.approx(1000 * of_rounds.value(plain, "round_cost_ms").value * share.value)
     assert in_us.low < in_us.value < in_us.high
-    assert f"% {word} a round)" in found.answer
+    amount = abs(100 * share.value)
+    ends = sorted(abs(100 * end) for end in (share.low, share.high))
+    assert f" us or {amount:.1f} % [{ends[0]:.1f}, {ends[1]:.1f}] {word} a round)" in found.answer
 
 
 def test_graphs_that_pay_and_a_build_that_does_not_are_told_apart(evidence) -> None:
