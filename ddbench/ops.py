@@ -205,6 +205,14 @@ OPS: Mapping[str, Op] = {
         _op(swiglu, _torch_and_triton(swiglu_kernels.swiglu), tolerance=1e-6),
         _op(token_rows, _torch_and_triton(token_rows_kernels.token_rows), tolerance=1e-6),
         _op(latent_rows, _torch_and_triton(latent_rows_kernels.latent_rows), tolerance=1e-6),
+        _op(
+            latent_rows,
+            _torch_and_triton(latent_rows_kernels.compressed_rows),
+            tolerance=1e-6,
+            oracle="compressed_rows",
+            inputs="make_compressed_inputs",
+            cost="compressed_cost",
+        ),
         _op(qk_rows, _torch_and_triton(qk_rows_kernels.qk_rows), tolerance=1e-6),
         _op(absorbed_query, _torch_and_triton(absorbed_query_kernels.absorbed_query), tolerance=1e-6),
         _op(

@@ -1,14 +1,15 @@
 """New latent rows of MLA into the cache: the latent normalised, the shared key part rotated.
 
 Where in the flow: VERIFY (and prefill), after a layer's key/value product, before its attention.
-Letters: B batch rows, N new tokens, R latent rank, Dr rotary dims, S cache rows.
+Letters: B batch rows, N new tokens, Q rank of the compressed query, R latent rank, Dr rotary dims, S cache rows,
+X parts of a product whose inner dimension was split.
 """
 
 from __future__ import annotations
 
 import torch
 
-from .rms_norm import rms_norm
+from .rms_norm import added, rms_norm
 from .rope import rope
 
 
@@ -40,3 +41,24 @@ def latent_rows(
     rank = norm_weight.shape[0]
     rotated = rope(kv[:, :, None, rank:], cos_rows, sin_rows)[:, :, 0]
     write_rows(cache, torch.cat((rms_norm(kv[..., :rank], norm_weight, eps), rotated), dim=-1), lengths)
+
+
+def compressed_rows(
+    parts: torch.Tensor,  # [X, B, N, Q+R+Dr], of the product that makes q's compressed row and kv's at once
+    q_weight: torch.Tensor,  # [Q]
+    kv_weight: torch.Tensor,  # [R]
+    q_eps: float,
+    kv_eps: float,
+    cos_rows: torch.Tensor,  # [B, N, 1, Dr/2] fp32
+    sin_rows: torch.Tensor,  # [B, N, 1, Dr/2] fp32
+    lengths: torch.Tensor,  # [B] int64
+    cache: torch.Tensor,  # [B, S, R+Dr]
+    dtype: torch.dtype | None = None,  # of q; None: the parts'
+) -> torch.Tensor:
+    """`rms_norm` of q's compressed row, returned [B, N, Q], and `latent_rows` of the rest, in place.
+
+    Parts are added in fp32 and their sum is rounded only with the results; a single part came rounded to its dtype.
+    """
+    q, kv = added(parts).split((len(q_weight), parts.shape[-1] - len(q_weight)), dim=-1)
+    latent_rows(kv, kv_weight, kv_eps, cos_rows, sin_rows, lengths, cache)
+    return rms_norm(q, q_weight, q_eps).to(dtype or parts.dtype)

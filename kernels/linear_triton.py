@@ -2,8 +2,8 @@
 
 Where in the flow: every product of a layer between the small kernels; DRAFT and VERIFY of small models. cuBLAS has no
 dependent launches: its kernels wait for the end of what is before them, and what is behind waits for theirs. Where the
-product itself takes a microsecond, that is most of its time. Whatever is not `suits` goes to cuBLAS: large weights are
-read at the memory's rate there, and fp32 would run without tensor cores here.
+product itself takes a microsecond, that is most of its time. Large weights are `stream_linear_triton`'s; whatever
+neither `suits` goes to cuBLAS, as fp32 does, which would run without tensor cores here.
 Letters: T tokens, I inputs, O outputs.
 
 Products head by head (MLA's absorbed projections) are the same with a weight for each head.
@@ -23,10 +23,9 @@ Measured on an H200 in a chain of dependent launches (norm, product, norm, ...),
     3072 x 576          4.8   3.3                5.0   4.7           5.2   6.1: cuBLAS is taken
 
 The norm alone is 1.0 to 1.4. All tokens in one tile were 1.2 us slower at 33: a program waited for 64 columns of x.
-These weights were in L2. In a whole model larger than that they come from memory, with too few bytes on their way here:
-SmolLM2-135M's verify took 907 us with 33 tokens (all tokens in one tile: 935), but 945 with 65 and 1166 with 129, where
-cuBLAS takes 899 and 946. So more than 64 tokens go by here with the smallest weights only, which stay in L2 (nano-k2:
-verify 226 us with 132 tokens, 271 by cuBLAS). If it misses: weights asked for before the wait, into L2.
+These weights were in L2. In a whole model larger than that they come from memory, unless somebody asks for a layer's
+ahead (`prefetch_triton`). Verify of SmolLM2-135M's shape, us, cuBLAS and this, without and with that: 65 tokens 1002
+and 844, 920 and 810; 129 tokens 1062 and 1033, 984 and 983.
 """
 
 from __future__ import annotations
@@ -42,10 +41,11 @@ import triton.language as tl
 
 from .dependent_launch_triton import dependence, is_hopper, wait_for_launch_before
 from .linear import head_linear
+from .stream_linear_triton import is_wanted as is_streamed
+from .stream_linear_triton import stream_linear_triton
 
 MAX_TOKENS = 512
 MAX_INPUTS = 2048
-FEW_TOKENS, SMALL_WEIGHTS = 64, 2**19  # bytes: for more tokens only these
 MOST_READ = 15e6  # bytes, by all programs: more, and cuBLAS's larger tiles pay (seen between 14 and 16 MB)
 PROGRAMS = 128  # that find a multiprocessor each, and memory for five steps on their way
 
@@ -145,17 +145,21 @@ def suits(x: torch.Tensor, weight: torch.Tensor, num_tokens: int) -> bool:
         x.dtype == weight.dtype == torch.bfloat16
         and 0 < num_tokens <= MAX_TOKENS
         and inputs <= MAX_INPUTS
-        and (num_tokens <= FEW_TOKENS or weight.nbytes <= SMALL_WEIGHTS)
         and bytes_read(plan(num_tokens, math.prod(weight.shape[:-2]), outputs, inputs), inputs) <= MOST_READ
     )
 
 
 def linear_triton(
-    x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor | None = None, wanted: bool | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    wanted: bool | None = None,
+    is_join: bool = False,  # launched behind a join or a fork of streams
 ) -> torch.Tensor:
-    """x [..., I] times weight [O, I] -> [..., O] in x.dtype; fp32 inside. By cuBLAS where it does not `suit`.
+    """x [..., I] times weight [O, I] -> [..., O] in x.dtype; fp32 inside. Where it does not `suit`, see the module.
 
-    `wanted` says where (None: on Hopper, where a launch can begin early).
+    `wanted` says where it does (None: on Hopper, where a launch can begin early).
     """
     if not (x.is_cuda or triton.knobs.runtime.interpret):
         raise ValueError(
@@ -166,8 +170,8 @@ def linear_triton(
     assert x.shape[-1] == inputs, f"x has {tuple(x.shape)}, weight {tuple(weight.shape)}"
     num_tokens = x.numel() // max(inputs, 1)
     if not (is_hopper(x) and suits(x, weight, num_tokens) if wanted is None else wanted):
-        assert out is None, "cuBLAS makes its own"
-        return F.linear(x, weight)
+        assert out is None, "the others make their own"
+        return stream_linear_triton(x, weight, is_join=is_join)[0] if is_streamed(x, weight) else F.linear(x, weight)
     if x.dim() != 3 or x.stride(2) != 1 or x.is_contiguous():
         x_rows = x.reshape(1, -1, inputs)  # of one stride
     else:
@@ -176,8 +180,15 @@ def linear_triton(
     out = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
     assert out.shape == shape, f"expected out {shape}, got {tuple(out.shape)}"
     assert out.is_contiguous(), f"out has strides {out.stride()}"
-    _launch(x_rows, 0, weight[None], out, num_tokens, x_rows.shape[1])
+    _launch(x_rows, 0, weight[None], out, num_tokens, x_rows.shape[1], is_join)
     return out
+
+
+def linear_parts_triton(x: torch.Tensor, weight: torch.Tensor, *, is_join: bool = False) -> torch.Tensor:
+    """The same as [S, ..., O], to be added over S by who reads it: in x.dtype where S is 1, else fp32."""
+    if is_streamed(x, weight, may_split=True):
+        return stream_linear_triton(x, weight, may_split=True, is_join=is_join)
+    return linear_triton(x, weight, is_join=is_join)[None]
 
 
 def head_linear_triton(
@@ -204,7 +215,13 @@ def head_linear_triton(
 
 
 def _launch(
-    rows: torch.Tensor, head_stride: int, weight: torch.Tensor, out: torch.Tensor, num_tokens: int, inner: int
+    rows: torch.Tensor,
+    head_stride: int,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    num_tokens: int,
+    inner: int,
+    is_join: bool = False,
 ) -> None:
     """Tokens as two dims of `rows`, heads by their stride; nothing where there are no tokens."""
     heads, outputs, inputs = weight.shape
@@ -214,8 +231,8 @@ def _launch(
         cut = plan(num_tokens, heads, outputs, inputs)
         _linear_kernel[cut.grid](
             rows, weight, out, num_tokens, inner, *rows.stride()[:2], head_stride, *weight.stride(),
-            **_constants(cut, outputs, inputs), INTERPRET=triton.knobs.runtime.interpret, **dependence(out),
-            num_warps=4, num_stages=cut.num_stages,
+            **_constants(cut, outputs, inputs), INTERPRET=triton.knobs.runtime.interpret,
+            **dependence(out, is_join=is_join), num_warps=4, num_stages=cut.num_stages,
         )  # fmt: skip
 
 

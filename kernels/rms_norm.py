@@ -1,9 +1,11 @@
 """RMS normalisation: every layer's input (after the residual addition), the final norm, the per-head norms of q and k.
 
-Letters: M hidden (or head dim for the per-head norms).
+Letters: M hidden (or head dim for the per-head norms), S parts of a product whose inner dimension was split.
 """
 
 from __future__ import annotations
+
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -14,13 +16,28 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
 
 
+def added(parts: torch.Tensor) -> torch.Tensor:
+    """The sum of parts [S, ...] in their order -> [...] fp32 (fp64 of fp64); a single part stays as it is."""
+    wide = torch.promote_types(parts.dtype, torch.float32)
+    return parts[0] if len(parts) == 1 else reduce(torch.add, parts.to(wide).unbind())
+
+
 def add_rms_norm(
     x: torch.Tensor,  # [..., M] what a layer adds
     residual: torch.Tensor,  # [..., M]
     weight: torch.Tensor,  # [M]
     eps: float,
     more: torch.Tensor | None = None,  # [..., M] what it adds besides: first to x
+    *,
+    in_parts: bool = False,  # x is [S, ..., M], the parts of a split product
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """-> (rms_norm(x + residual), x + residual), both in x.dtype: every sum is rounded, then the last normalised."""
-    total = (x if more is None else x + more) + residual
+    """-> (rms_norm(x + residual), x + residual), both in x.dtype: every sum is rounded, then the last normalised.
+
+    In parts: both in residual.dtype; the parts and the residual are added in fp32 and their sum is rounded once.
+    """
+    if in_parts:
+        assert more is None, "parts, or two addends"
+        total = (added(x) + residual).to(residual.dtype)
+    else:
+        total = (x if more is None else x + more) + residual
     return rms_norm(total, weight, eps), total

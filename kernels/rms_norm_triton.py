@@ -1,9 +1,10 @@
 """RMS normalisation in one launch, with the residual addition before it in the same launch.
 
-Where in the flow: every layer's input and the final norm (M = hidden), and MLA's compressed q. Latent rows and the
-heads of q and k are `latent_rows_triton`'s and `qk_rows_triton`'s. The round's smallest ops and its most frequent:
+Where in the flow: every layer's input and the final norm (M = hidden). Latent rows and MLA's compressed q beside them
+are `latent_rows_triton`'s, the heads of q and k `qk_rows_triton`'s. The round's smallest ops and its most frequent:
 fused for launches, not for bytes.
-Letters: M the normalised dim.
+Letters: M the normalised dim, S parts of a product whose inner dimension was split: fp32 sums left in memory, added
+here in their order, so that no launch only adds.
 
 A program holds whole rows in registers: one row of 7168 (8 warps, 32 elements per thread), or as many short rows as
 make 4096 elements. How many depends on M alone and rows never mix, so a row's result does not depend on the batch.
@@ -14,6 +15,7 @@ Floor: K2.6, 65 nodes x 7168 x 2 B, read and written: 1.9 MB or 0.4 us at 4.4 TB
 30 MB or 7 us (60 MB, 14 us). On an H200 (`bench-ops`, cold) 2.5-2.9 us up to 65 rows, 9.8 us at 1040, 16 with the
 residual. Prediction, in a graph: 2.5 us up to 132 rows (load, sum over 8 warps, store:
 latency binds), 9 us at 1040 rows (17 with the residual; DRAM, if the L2 cache does not hold the rows still).
+Of two fp32 parts, 33 rows, predicted 2.8 us: 1.4 MB more to read, from the L2 cache, all loads on their way at once.
 If it misses: at few rows two CTAs per row are not worth their exchange: fuse into the neighbouring GEMM's reduction; at
 many rows look for 16-byte accesses and 4 programs per multiprocessor.
 """
@@ -32,9 +34,19 @@ TILE_ELEMENTS = 4096  # short rows: elements a program holds
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
+@triton.jit
+def load_added(source, mask, part_stride, PARTS: tl.constexpr):
+    """fp32 sum, in their order, of what stands at `source` and every `part_stride` elements behind it."""
+    total = tl.load(source, mask=mask, other=0).to(tl.float32)
+    for _ in tl.static_range(1, PARTS):
+        source += part_stride
+        total += tl.load(source, mask=mask, other=0).to(tl.float32)
+    return total
+
+
 @triton.jit(do_not_specialize=["num_rows", "inner_rows"])
 def _rms_norm_kernel(
-    x_ptr,  # row r at (r // inner_rows) * outer_stride + (r % inner_rows) * row_stride
+    x_ptr,  # row r at (r // inner_rows) * outer_stride + (r % inner_rows) * row_stride, of every part
     more_ptr,  # [rows, M], read with HAS_MORE only
     residual_ptr,  # [rows, M], read with HAS_RESIDUAL only
     weight_ptr,  # [M]
@@ -45,7 +57,9 @@ def _rms_norm_kernel(
     inner_rows,
     outer_stride,
     row_stride,
+    part_stride,
     M: tl.constexpr,
+    PARTS: tl.constexpr,
     HAS_MORE: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -59,7 +73,7 @@ def _rms_norm_kernel(
     mask = (row < num_rows)[:, None] & (column < M)
     wait_for_launch_before(IS_DEPENDENT)
     weight = tl.load(weight_ptr + column, mask=column < M, other=0).to(tl.float32)
-    x = tl.load(x_ptr + start[:, None] + column, mask=mask, other=0).to(tl.float32)
+    x = load_added(x_ptr + start[:, None] + column, mask, part_stride, PARTS)
     if HAS_MORE:
         x += tl.load(more_ptr + at, mask=mask, other=0).to(tl.float32)
         x = x.to(x_ptr.dtype.element_ty).to(tl.float32)
@@ -107,7 +121,14 @@ def _row_strides(x: torch.Tensor) -> tuple[int, int, int]:
     return inner[0], outer[1], inner[1]
 
 
-def _num_warps(elements: int) -> int:
+def num_warps_for(elements: int, num_parts: int = 1) -> int:
+    """Of a program that holds as many in registers.
+
+    Of several parts a thread takes 16 bytes each: with more, the assembler adds what has arrived before it asks for the
+    rest, and so waits for memory three or four times instead of once.
+    """
+    if num_parts > 1:
+        return min(32, max(1, elements // 128))
     return 1 if elements <= 256 else 4 if elements <= 4096 else 8
 
 
@@ -118,6 +139,7 @@ def _norm(
     eps: float,
     out: list[torch.Tensor],
     more: torch.Tensor | None = None,
+    parts: tuple[int, int] = (1, 0),  # how many, x the first of them, and the elements from one to the next
 ) -> None:
     """Launch the norm into out[0] and, with a residual, the sum into out[1]."""
     given = {"weight": weight, **{f"out[{i}]": tensor for i, tensor in enumerate(out)}}
@@ -132,12 +154,19 @@ def _norm(
     inner_rows, outer_stride, row_stride = _row_strides(x)
     block = triton.next_power_of_2(size)
     block_r = max(1, TILE_ELEMENTS // block) if block <= 512 else 1
+    num_parts, part_stride = parts
     _rms_norm_kernel[(triton.cdiv(num_rows, block_r),)](
         x, x if more is None else more, x if residual is None else residual, weight, out[0], out[-1], eps,
-        num_rows, inner_rows, outer_stride, row_stride, M=size, HAS_MORE=more is not None,
-        HAS_RESIDUAL=residual is not None, BLOCK_R=block_r, BLOCK_M=block, num_warps=_num_warps(block_r * block),
+        num_rows, inner_rows, outer_stride, row_stride, part_stride, M=size, PARTS=num_parts,
+        HAS_MORE=more is not None, HAS_RESIDUAL=residual is not None, BLOCK_R=block_r, BLOCK_M=block,
+        num_warps=num_warps_for(block_r * block, num_parts),
         **dependence(x, is_join=more is not None),  # what comes in two parts may come from two streams
     )  # fmt: skip
+
+
+def part_layout(parts: torch.Tensor) -> tuple[int, int]:
+    """-> how many, and the elements from one to the next: 0 of a single one, so that all of them run one kernel."""
+    return len(parts), parts.stride(0) if len(parts) > 1 else 0
 
 
 def _dense_like(x: torch.Tensor) -> torch.Tensor:
@@ -160,11 +189,20 @@ def add_rms_norm_triton(
     eps: float,
     more: torch.Tensor | None = None,  # [..., M] what the layer adds besides, contiguous: first to x
     *,
+    in_parts: bool = False,  # x is [S, ..., M], contiguous: the parts of a split product
     out: tuple[torch.Tensor, torch.Tensor] | None = None,  # the results, to be written; the sum may be `residual`
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """-> (rms_norm(x + residual), x + residual), both in x.dtype; the sum is what a captured feature must be."""
-    normed, total = out or (_dense_like(x), _dense_like(x))
-    _norm(x, residual, weight, eps, [normed, total], more)
+    """-> (rms_norm(x + residual), x + residual), both in x.dtype; the sum is what a captured feature must be.
+
+    In parts: both in residual.dtype; the parts and the residual are added in fp32 and their sum is rounded once.
+    """
+    parts = (1, 0)
+    normed, total = out or [_dense_like(residual if in_parts else x) for _ in range(2)]
+    if in_parts:
+        assert more is None, "parts, or two addends"
+        assert x.is_contiguous(), f"parts have strides {x.stride()}"
+        parts, x = part_layout(x), x[0]
+    _norm(x, residual, weight, eps, [normed, total], more, parts)
     return normed, total
 
 
@@ -175,6 +213,7 @@ _NORM = {
     "inner_rows": "i32",
     "outer_stride": "i32",
     "row_stride": "i32",
+    "part_stride": "i32",
 }
 
 
@@ -184,7 +223,7 @@ def _entry(name: str, kernel: object, signature: dict[str, str], num_warps: int,
         "name": name,
         "kernel": kernel,
         "signature": signature,
-        "constexprs": constexprs | {"IS_DEPENDENT": True},
+        "constexprs": {"PARTS": 1} | constexprs | {"IS_DEPENDENT": True},
         "num_warps": num_warps,
         "num_stages": 3,
         "divisible_by_16": tuple(multiples),
@@ -198,6 +237,10 @@ AOT = (
             M=7168, HAS_MORE=has_more, HAS_RESIDUAL=has_residual, BLOCK_R=1, BLOCK_M=8192,
         )
         for name, has_more, has_residual in (("", False, False), ("-add", False, True), ("-add-two", True, True))
+    ),
+    _entry(
+        "k2.6-hidden-add-parts", _rms_norm_kernel, _NORM | {"x_ptr": "*fp32"}, 32,
+        M=7168, PARTS=2, HAS_MORE=False, HAS_RESIDUAL=True, BLOCK_R=1, BLOCK_M=8192,
     ),
     _entry("latent-512", _rms_norm_kernel, _NORM, 4, M=512, HAS_MORE=False, HAS_RESIDUAL=False, BLOCK_R=8, BLOCK_M=512),
     _entry("head-128", _rms_norm_kernel, _NORM, 4, M=128, HAS_MORE=False, HAS_RESIDUAL=False, BLOCK_R=32, BLOCK_M=128),

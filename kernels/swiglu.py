@@ -1,6 +1,6 @@
 """The gated activation of an MLP, between its two products.
 
-Letters: I MLP width.
+Letters: I MLP width, S parts of a product whose inner dimension was split.
 """
 
 from __future__ import annotations
@@ -8,8 +8,13 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from .rms_norm import added
 
-def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    """`silu(gate) * up` of [..., 2I], gate first -> [..., I] in gate_up.dtype, rounded after each of the two steps."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
+
+def swiglu(gate_up: torch.Tensor, *, in_parts: bool = False, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """`silu(gate) * up` of [..., 2I], gate first -> [..., I] in `dtype` or gate_up's, rounded after each of two steps.
+
+    In parts [S, ..., 2I]: of their sum in fp32, which nothing rounds before the result.
+    """
+    gate, up = (added(gate_up) if in_parts else gate_up).chunk(2, dim=-1)
+    return (F.silu(gate) * up).to(dtype or gate_up.dtype)

@@ -98,7 +98,7 @@ def tree_attention_triton(
     _check_output(out, q.shape, q.dtype, "out")
     bound = k.shape[1] - num_new if context_bound is None else context_bound
     in_gluon = is_hopper(q) and tile is None and _gluon().suits(q, k, v, window)
-    sizes = (batch, num_new, num_heads, num_kv, bound, q.element_size(), _num_sms(q))
+    sizes = (batch, num_new, num_heads, num_kv, dim, bound, q.element_size(), _num_sms(q))
     plan = tree_attention_plan(*sizes, tile, programs, in_gluon) if plan is None else plan
     values, peaks, sums = _carve(workspace, plan.partial_rows, dim, q.device)
     mode = 0 if packed is not None else (1 if causal else 2)
@@ -520,6 +520,7 @@ def _attention_entry(
 AOT = (
     _attention_entry("verify, GQA 32/8/128, up to 16 nodes", TILES_16_BIT["narrow"], 32, 4, 128, 0, "bf16", False),
     _attention_entry("verify, GQA 32/8/128, 17-64 nodes", TILES_16_BIT["wide"], 32, 4, 128, 0, "bf16", False),
+    _attention_entry("verify, GQA 9/3/64, any number of nodes", TILES_16_BIT["narrow"], 9, 3, 64, 0, "bf16", False),
     _attention_entry("draft block, GQA 64/8/128, windowed", TILES_16_BIT["narrow"], 64, 8, 128, 2, "bf16", True),
     _attention_entry("nano-k2 draft block, GQA 8/4/32, fp32", TILE_32_BIT, 8, 2, 32, 2, "fp32", True),
     {

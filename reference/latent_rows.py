@@ -1,6 +1,7 @@
 """Specification of MLA's new cache rows: the latent normalised, the key part that all heads share rotated.
 
-Letters: B batch rows, N new tokens, R latent rank, Dr rotary dims, S cache rows.
+Letters: B batch rows, N new tokens, Q rank of the compressed query, R latent rank, Dr rotary dims, S cache rows,
+X parts of a product whose inner dimension was split.
 """
 
 from __future__ import annotations
@@ -94,3 +95,73 @@ def cost(
     moved = rows * (width * (kv.element_size() + cache.element_size()) + 2 * half * cos_rows.element_size())
     once = norm_weight.nbytes + lengths.nbytes
     return {"bytes": moved + once, "flops": rows * (4 * rank + 6 * half)}
+
+
+def compressed_rows(
+    parts: torch.Tensor,  # [X, B, N, Q+R+Dr]
+    q_weight: torch.Tensor,  # [Q]
+    kv_weight: torch.Tensor,  # [R]
+    q_eps: float,
+    kv_eps: float,
+    cos_rows: torch.Tensor,  # [B, N, 1, Dr/2]
+    sin_rows: torch.Tensor,  # [B, N, 1, Dr/2]
+    lengths: torch.Tensor,  # [B] int64 rows in use
+    cache: torch.Tensor,  # [B, S, R+Dr]
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """-> the norm of the first Q columns of the parts' sum, [B, N, Q] in `dtype` or the parts' own; the rest in place,
+    as `latent_rows` does. The sum is made part by part in fp32 (fp64 for fp64 parts) and not rounded.
+    """
+    rows = torch.zeros(parts.shape[1:], dtype=torch.promote_types(parts.dtype, torch.float32))
+    for part in parts:
+        rows = rows + part
+    rank = q_weight.shape[0]
+    latent_rows(rows[..., rank:], kv_weight, kv_eps, cos_rows, sin_rows, lengths, cache)
+    return rms_norm(rows[..., :rank], q_weight, q_eps).to(dtype or parts.dtype)
+
+
+def make_compressed_inputs(seed: int, size: str) -> dict[str, Any]:
+    """`make_inputs` with the columns of a query before them, in one to four parts; adversarial: parts that cancel."""
+    inputs = make_inputs(seed, size)
+    generator = torch.Generator().manual_seed(seed + 1)
+    num_parts = {"small": 2, "odd": 3, "degenerate": 1, "adversarial": 4}[size]
+    rank = 2 * SIZES[size][2] - 1
+    kv = inputs.pop("kv")
+    parts = torch.randn(num_parts, *kv.shape[:2], rank + kv.shape[2], generator=generator)
+    parts[0, ..., rank:] = kv
+    if size == "adversarial":
+        parts[2] = -parts[1]
+        parts[1:3, :3] *= 100
+    return {
+        "parts": parts,
+        "q_weight": 1 + 0.3 * torch.randn(rank, generator=generator),
+        "kv_weight": inputs.pop("norm_weight"),
+        "q_eps": 1e-5,
+        "kv_eps": inputs.pop("eps"),
+        **inputs,
+    }
+
+
+def compressed_cost(
+    parts: torch.Tensor,
+    q_weight: torch.Tensor,
+    kv_weight: torch.Tensor,
+    q_eps: float,
+    kv_eps: float,
+    cos_rows: torch.Tensor,
+    sin_rows: torch.Tensor,
+    lengths: torch.Tensor,
+    cache: torch.Tensor,
+    dtype: torch.dtype | None = None,
+) -> dict[str, int]:
+    """Of q's columns in every part and out, and of `cost` with every part of a row."""
+    num_parts, rank = len(parts), q_weight.shape[0]
+    kv = parts[0, ..., rank:]
+    rest = cost(kv, kv_weight, kv_eps, cos_rows, sin_rows, lengths, cache)
+    rows, elements = num_written(lengths, kv.shape[1], cache.shape[1]), kv[..., 0].numel() * rank
+    more = (num_parts - 1) * rows * kv.shape[2]  # elements of the parts behind the first
+    moved = elements * (num_parts * parts.element_size() + (dtype or parts.dtype).itemsize)
+    return {
+        "bytes": rest["bytes"] + more * parts.element_size() + moved + q_weight.nbytes,
+        "flops": rest["flops"] + more + elements * (4 + num_parts - 1),
+    }

@@ -18,7 +18,17 @@ from torch import nn
 
 from ddbench.kernels.rope import rope
 from ddbench.models.kernel_set import TORCH
-from ddbench.models.layers import JoinedProjections, RMSNorm, RotaryTable, SwiGLU, attention_scale, linear
+from ddbench.models.layers import (
+    Addend,
+    JoinedProjections,
+    Parts,
+    RMSNorm,
+    RotaryTable,
+    SwiGLU,
+    attention_scale,
+    linear,
+)
+from ddbench.models.prefetch import Prefetch
 from ddbench.models.shapes import DrafterShape
 from ddbench.models.target import Target
 
@@ -89,6 +99,7 @@ class Drafter(nn.Module):
         self.fc = linear(len(shape.target_layer_ids) * shape.target_hidden, shape.hidden)
         self.hidden_norm = RMSNorm(shape.hidden, shape.norm_eps)
         self.layers = cast(Sequence[DrafterLayer], nn.ModuleList(DrafterLayer(shape) for _ in range(shape.num_layers)))
+        self.prefetch = Prefetch(self.layers)
         self.norm = RMSNorm(shape.hidden, shape.norm_eps)
         # A block drafted near the end of the context reaches beyond it.
         self.rotary = RotaryTable(shape.rope, num_positions + shape.block_size)
@@ -126,22 +137,25 @@ class Drafter(nn.Module):
         `lengths` are never context, so the cache's content as seen by the next call is unchanged.
         """
         block = block_ids.shape[1]
+        x: Addend
         x, rows = target.begin(block_ids, lengths[:, None], self.rotary)  # [B, P, D]
         slots = self.kernels.plan_rows(lengths, block)
         plans: dict[tuple[int | None, bool], Any] = {}
         residual: torch.Tensor | None = None
+        ahead = self.prefetch.branch(block_ids.numel(), behind=target.prefetch)
         for i, layer in enumerate(self.layers):
             rule = (self.shape.window(i), self.shape.causal_in_block(i))
             if rule not in plans:
                 plans[rule] = self.kernels.plan_block(lengths, block, context_bound, *rule)
             h, residual = layer.input_norm.add(x, residual)
+            ahead.fork(i)
             attention = layer.attention
             q = self.kernels.qk_rows(
                 *attention.heads(h), attention.q_norm.weight, attention.k_norm.weight, self.shape.norm_eps, *rows,
                 slots, k_cache[i], v_cache[i],
             )  # fmt: skip
             out = self.kernels.attend_block(q, k_cache[i], v_cache[i], plans[rule], attention.scale)
-            h, residual = layer.post_norm.add(attention.o_proj(out.flatten(2)), residual)
-            x = layer.mlp(h)
+            h, residual = layer.post_norm.add(Parts(attention.o_proj.parts(out.flatten(2))), residual)
+            x = layer.mlp.addend(h)
         x, _ = self.norm.add(x, residual)
-        return target.logits(x[:, 1:])
+        return target.logits(x[:, 1:], is_join=ahead.join())

@@ -43,13 +43,16 @@ class KernelSet:
 
     name: str
     linear: Op
+    linear_parts: Op  # [S, ..., O], for readers that add (`in_parts`)
     head_linear: Op
+    prefetch: Op  # (tensors): they are asked for into the L2 cache, where a device can be; no result depends on it
     token_rows: Op
     rms_norm: Op
     add_rms_norm: Op
     swiglu: Op
     plan_rows: Op  # (lengths [B], N) -> cache rows of a forward's new tokens, in place of `lengths` in the next two
     latent_rows: Op
+    compressed_rows: Op
     qk_rows: Op
     absorbed_query: Op
     moe_route: Op
@@ -95,7 +98,25 @@ def _latent_rows(
     """`kernels.latent_rows` for rows that are known to lie in the cache: to skip others takes ten ops a layer."""
     latent, k_rope = kv.split((len(norm_weight), kv.shape[-1] - len(norm_weight)), dim=-1)
     rotated = rope.rope(k_rope[:, :, None], cos_rows, sin_rows)[:, :, 0]
-    cache[rows] = torch.cat((rms_norm.rms_norm(latent, norm_weight, eps), rotated), dim=-1)
+    cache[rows] = torch.cat((rms_norm.rms_norm(latent, norm_weight, eps), rotated), dim=-1).to(cache.dtype)
+
+
+def _compressed_rows(
+    parts: torch.Tensor,
+    q_weight: torch.Tensor,
+    kv_weight: torch.Tensor,
+    q_eps: float,
+    kv_eps: float,
+    cos_rows: torch.Tensor,
+    sin_rows: torch.Tensor,
+    rows: _Rows,
+    cache: torch.Tensor,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """`kernels.compressed_rows`, likewise."""
+    q, kv = rms_norm.added(parts).split((len(q_weight), parts.shape[-1] - len(q_weight)), dim=-1)
+    _latent_rows(kv, kv_weight, kv_eps, cos_rows, sin_rows, rows, cache)
+    return rms_norm.rms_norm(q, q_weight, q_eps).to(dtype or parts.dtype)
 
 
 def _qk_rows(
@@ -124,6 +145,10 @@ def _dense_plan(lengths: torch.Tensor, num_new: int, bound: int, window: int | N
 
 def _greedy(logits: torch.Tensor) -> torch.Tensor:
     return logits.argmax(dim=-1)
+
+
+def _not_asked_for(tensors: Sequence[torch.Tensor]) -> None:
+    """Nothing: plain torch has no such op."""
 
 
 def _no_bits(*_: Any) -> Any:
@@ -159,13 +184,16 @@ def _commit_rows(
 TORCH = KernelSet(
     name="torch",
     linear=linear.linear,
+    linear_parts=linear.linear_parts,
     head_linear=linear.head_linear,
+    prefetch=_not_asked_for,
     token_rows=token_rows.token_rows,
     rms_norm=rms_norm.rms_norm,
     add_rms_norm=rms_norm.add_rms_norm,
     swiglu=swiglu.swiglu,
     plan_rows=_plan_rows,
     latent_rows=_latent_rows,
+    compressed_rows=_compressed_rows,
     qk_rows=_qk_rows,
     absorbed_query=absorbed_query.absorbed_query,
     moe_route=moe_route.moe_route,
@@ -198,6 +226,7 @@ def triton_set() -> KernelSet:
         materialize_kv_triton,
         moe_experts_triton,
         moe_route_triton,
+        prefetch_triton,
         qk_rows_triton,
         rms_norm_triton,
         swiglu_triton,
@@ -218,13 +247,16 @@ def triton_set() -> KernelSet:
     return KernelSet(
         name="triton",
         linear=linear_triton.linear_triton,
+        linear_parts=linear_triton.linear_parts_triton,
         head_linear=linear_triton.head_linear_triton,
+        prefetch=prefetch_triton.prefetch_triton,
         token_rows=token_rows_triton.token_rows_triton,
         rms_norm=rms_norm_triton.rms_norm_triton,
         add_rms_norm=rms_norm_triton.add_rms_norm_triton,
         swiglu=swiglu_triton.swiglu_triton,
         plan_rows=lambda lengths, num_new: lengths,
         latent_rows=latent_rows_triton.latent_rows_triton,
+        compressed_rows=latent_rows_triton.compressed_rows_triton,
         qk_rows=qk_rows_triton.qk_rows_triton,
         absorbed_query=absorbed_query_triton.absorbed_query_triton,
         moe_route=moe_route_triton.moe_route_triton,
@@ -267,3 +299,5 @@ def use_kernels(module: nn.Module, kernels: KernelSet) -> None:
             child.kernels = kernels  # type: ignore[assignment]
         if (projections := getattr(child, "projections", None)) is not None:
             projections.join(kernels is not TORCH)
+        if (prefetch := getattr(child, "prefetch", None)) is not None:
+            prefetch.use(kernels, side_stream)

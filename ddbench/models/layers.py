@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -16,21 +17,34 @@ from ddbench.kernels import rope as rope_kernel
 from ddbench.models.kernel_set import TORCH
 from ddbench.models.shapes import Llama3Shape, RopeShape
 
-# What a layer adds to the residual stream, [..., M], or two parts of it, whose sum is left to the norm that follows.
-Addend = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A product whose sum over its first dim is left to whoever reads it."""
+
+    sums: torch.Tensor  # [S, ..., M]: in the model's dtype where S is 1, else fp32
+
+
+# What a layer adds to the residual stream, [..., M], or two such, or parts: whose sum is left to the norm that follows.
+Addend = torch.Tensor | tuple[torch.Tensor, torch.Tensor] | Parts
 
 
 class Projection(nn.Linear):
     """A bias-free projection by the product of a set of kernels."""
 
     kernels = TORCH
-    is_plain = False  # launched the usual way, whatever the set is
+    is_join = False  # launched behind a join or a fork of streams: the usual way, whatever the set is
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (TORCH if self.is_plain else self.kernels).linear(x, self.weight)
+        assert not self.is_join, "ask for parts"
+        return self.kernels.linear(x, self.weight)
+
+    def parts(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., I] -> [S, ..., O], to be added over S by who reads it."""
+        return self.kernels.linear_parts(x, self.weight, is_join=self.is_join)
 
 
 def linear(in_features: int, out_features: int) -> Projection:
@@ -69,6 +83,18 @@ class JoinedProjections:
         return all(one.weight.is_set_to(rows) for one, rows in views)
 
     @property
+    def linears(self) -> tuple[Projection, ...]:
+        """The projections, in the order of the results."""
+        return self._linears
+
+    @property
+    def weights(self) -> tuple[torch.Tensor, ...]:
+        """What the products read: the whole where joined."""
+        if self._weight is None or not self._is_joined:
+            return tuple(one.weight for one in self._linears)
+        return (self._weight,)
+
+    @property
     def _sizes(self) -> list[int]:
         return [one.out_features for one in self._linears]
 
@@ -77,6 +103,12 @@ class JoinedProjections:
         if self._weight is None or not self._is_joined:
             return [one(x) for one in self._linears]
         return self._linears[0].kernels.linear(x, self._weight).split(self._sizes, dim=-1)
+
+    def parts(self, x: torch.Tensor) -> torch.Tensor | None:
+        """[..., M] -> [S, ..., all rows], to be added over S; None where they are not joined."""
+        if self._weight is None or not self._is_joined:
+            return None
+        return self._linears[0].kernels.linear_parts(x, self._weight)
 
 
 class RMSNorm(nn.Module):
@@ -94,6 +126,9 @@ class RMSNorm(nn.Module):
 
     def add(self, x: Addend, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """-> (the norm of `x + residual`, the sum itself), both [..., M]; without a residual the sum is x."""
+        if isinstance(x, Parts):
+            assert residual is not None, "parts are added to a stream"
+            return self.kernels.add_rms_norm(x.sums, residual, self.weight, self.eps, in_parts=True)
         x, more = x if isinstance(x, tuple) else (x, None)
         if residual is None:
             x = x if more is None else x + more
@@ -113,8 +148,15 @@ class SwiGLU(nn.Module):
         self.gate_up = linear(hidden, 2 * width)
         self.down = linear(width, hidden)
 
+    def _hidden(self, x: torch.Tensor) -> torch.Tensor:
+        return self.kernels.swiglu(self.gate_up.parts(x), in_parts=True, dtype=x.dtype)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.kernels.swiglu(self.gate_up(x)))
+        return self.down(self._hidden(x))
+
+    def addend(self, x: torch.Tensor) -> Addend:
+        """The same, its sum left to the norm that follows."""
+        return Parts(self.down.parts(self._hidden(x)))
 
 
 class FixedPrecision(nn.Module):

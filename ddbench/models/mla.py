@@ -17,7 +17,7 @@ from torch import nn
 from ddbench.kernels.rope import rope
 from ddbench.models.inputs import VerifyAttention
 from ddbench.models.kernel_set import TORCH
-from ddbench.models.layers import JoinedProjections, RMSNorm, attention_scale, linear
+from ddbench.models.layers import Addend, JoinedProjections, Parts, RMSNorm, attention_scale, linear
 from ddbench.models.shapes import MLAShape, RopeShape
 
 
@@ -47,9 +47,28 @@ class MLAAttention(nn.Module):
         """-> q_nope [B,N,H,nope], q_rope [B,N,H,Dr] and latent row [B,N,R+Dr], not yet normalised or rotated."""
         *q_a, kv = self.projections(x)
         q = self.q_b_proj(self.q_a_norm(q_a[0])) if q_a else self.q_proj(x)
+        return *self._heads(q), kv
+
+    def _heads(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[B, N, H*(nope+Dr)] -> q_nope [B,N,H,nope], q_rope [B,N,H,Dr]."""
         q = q.unflatten(-1, (self.shape.num_heads, -1))
         q_nope, q_rope = q.split((self.shape.qk_nope_dim, self.shape.qk_rope_dim), dim=-1)
-        return q_nope, q_rope, kv
+        return q_nope, q_rope
+
+    def _project_and_write(
+        self, x: torch.Tensor, rows: tuple[torch.Tensor, torch.Tensor], slots: Any, latent_cache: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """-> q_nope and q_rope, not yet rotated; the new tokens' latent rows are in the cache."""
+        kv_norm = self.kv_a_norm
+        parts = None if self.shape.q_lora_rank is None else self.projections.parts(x)
+        if parts is None:
+            q_nope, q_rope, kv = self._project(x)
+            self.kernels.latent_rows(kv, kv_norm.weight, kv_norm.eps, *rows, slots, latent_cache)
+            return q_nope, q_rope
+        q_norm = self.q_a_norm
+        norms = (q_norm.weight, kv_norm.weight, q_norm.eps, kv_norm.eps)
+        q = self.kernels.compressed_rows(parts, *norms, *rows, slots, latent_cache, x.dtype)
+        return self._heads(self.q_b_proj(q))
 
     def _up_projections(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of kv_b_proj: keys [H, nope, R] and values [H, v, R]."""
@@ -65,12 +84,13 @@ class MLAAttention(nn.Module):
         slots: Any,
         attention: VerifyAttention,
         plan: Any,
-    ) -> torch.Tensor:
-        """Write the new tokens' latent rows to cache rows `slots`, then attend as `attention` does. -> [B, N, M]."""
+    ) -> Addend:
+        """Write the new tokens' latent rows to cache rows `slots`, then attend as `attention` does.
+
+        -> parts of [B, N, M].
+        """
         (latent_cache,) = cache
-        norm = self.kv_a_norm
-        q_nope, q_rope, kv = self._project(x)
-        self.kernels.latent_rows(kv, norm.weight, norm.eps, *rows, slots, latent_cache)
+        q_nope, q_rope = self._project_and_write(x, rows, slots, latent_cache)
         w_k, w_v = self._up_projections()
         q_latent = self.kernels.head_linear(q_nope.flatten(0, 1), w_k.transpose(1, 2))  # [B*N, H, R]
         q_latent = q_latent.unflatten(0, x.shape[:2])  # [B, N, H, R]
@@ -78,7 +98,7 @@ class MLAAttention(nn.Module):
         out = attention.mla(q, latent_cache, self.shape.kv_lora_rank, plan, self.scale)  # [B, N, H, R]
         values = x.new_empty(x.shape[0] * x.shape[1], self.shape.num_heads, self.shape.v_head_dim)  # [B*N, H, v]
         self.kernels.head_linear(out.flatten(0, 1), w_v, out=values)
-        return self.o_proj(values.view(*x.shape[:2], -1))
+        return Parts(self.o_proj.parts(values.view(*x.shape[:2], -1)))
 
     def full(self, x: torch.Tensor, rows: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """Causal attention over whole sequences, keys and values expanded (training). [B, T, M] -> [B, T, M]."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from ddbench.kernels import int4
 from ddbench.models.kernel_set import TORCH
-from ddbench.models.layers import Addend, FixedPrecision, SwiGLU
+from ddbench.models.layers import FixedPrecision, SwiGLU
 from ddbench.models.routing import grouped_route
 from ddbench.models.shapes import MoEShape
 
@@ -85,7 +85,7 @@ class MoE(FixedPrecision):
         self.register_buffer("bias", torch.zeros(shape.num_experts))
         self.experts = RoutedExperts(hidden, shape)
         self.shared = SwiGLU(hidden, shape.num_shared * shape.expert_width)
-        self.shared.gate_up.is_plain = True  # the first launch behind the fork (kernels/dependent_launch_triton.py)
+        self.shared.gate_up.is_join = True  # the first launch behind the fork (kernels/dependent_launch_triton.py)
         self.side_stream: torch.cuda.Stream | None = None  # on a GPU: what the shared experts run on beside the others
 
     @property
@@ -101,10 +101,10 @@ class MoE(FixedPrecision):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., M] -> [..., M]."""
-        parts = self.parts(x)
-        return parts[0] + parts[1] if isinstance(parts, tuple) else parts
+        addend = self.addend(x)
+        return addend if isinstance(addend, torch.Tensor) else addend[0] + addend[1]
 
-    def parts(self, x: torch.Tensor) -> Addend:
+    def addend(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """What is to be added up: the routed experts' and the shared ones' outputs; one tensor in the wide form."""
         if self.is_wide:
             return self.full(x)[0]

@@ -18,6 +18,7 @@ from ddbench.models.kernel_set import TORCH
 from ddbench.models.layers import Addend, RMSNorm, RotaryTable, SwiGLU, linear
 from ddbench.models.mla import MLAAttention
 from ddbench.models.moe import MoE
+from ddbench.models.prefetch import Prefetch
 from ddbench.models.shapes import GQAShape, TargetShape
 
 
@@ -45,7 +46,7 @@ class DecoderLayer(nn.Module):
         Each addition is left to the norm that follows it, which makes one pass of the two.
         """
         h, residual = self.post_norm.add(self.attention(h, *args), residual)
-        return self.mlp.parts(h) if isinstance(self.mlp, MoE) else self.mlp(h), residual
+        return self.mlp.addend(h), residual
 
 
 class Target(nn.Module):
@@ -66,6 +67,7 @@ class Target(nn.Module):
         self.embedding = nn.Embedding(shape.vocab, shape.hidden)
         layers = nn.ModuleList(DecoderLayer(shape, layer) for layer in range(shape.num_layers))
         self.layers = cast(Sequence[DecoderLayer], layers)
+        self.prefetch = Prefetch(self.layers)
         self.norm = RMSNorm(shape.hidden, shape.norm_eps)
         self.lm_head = linear(shape.hidden, shape.vocab)
         if shape.tie_embeddings:
@@ -87,12 +89,13 @@ class Target(nn.Module):
         x, cos, sin = self.kernels.token_rows(ids, positions, self.embedding.weight, rotary.cos, rotary.sin)
         return x if self.shape.embedding_scale == 1.0 else x * self.shape.embedding_scale, (cos, sin)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, *, is_join: bool = False) -> torch.Tensor:
         """[..., M] (normalised) -> logits [..., V] with the model's soft-cap; the drafter's too.
 
         In the model's dtype, but float32 where capped: to widen them is a pass over all of them that no choice needs.
+        The first product behind a join of streams is launched the usual way (kernels/dependent_launch_triton.py).
         """
-        logits = self.lm_head(hidden)
+        logits = TORCH.linear(hidden, self.lm_head.weight) if is_join else self.lm_head(hidden)
         cap = self.shape.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits.float() / cap)
 
@@ -110,17 +113,19 @@ class Target(nn.Module):
         slots = self.kernels.plan_rows(inputs.lengths, inputs.input_ids.shape[1])
         captured: dict[int, torch.Tensor] = {}
         residual: torch.Tensor | None = None
+        ahead = self.prefetch.branch(inputs.input_ids.numel())
         for i, layer in enumerate((*self.layers, None)):
             norm = self.norm if layer is None else layer.input_norm
             h, residual = norm.add(x, residual)  # the stream after layer i - 1
             if i - 1 in self.capture_ids:
                 captured[i - 1] = residual
             if layer is not None:
+                ahead.fork(i)
                 x, residual = layer(h, residual, rows, cache[i], slots, attention, plan)
         features = torch.cat([captured[i] for i in self.capture_ids], dim=-1) if captured else h[..., :0]
         if inputs.logit_rows is not None:
             h = h.gather(1, inputs.logit_rows[:, None, None].expand(-1, 1, h.shape[-1]))
-        return VerifyOutput(logits=self.logits(h), features=features)
+        return VerifyOutput(logits=self.logits(h, is_join=ahead.join()), features=features)
 
     def full(self, ids: torch.Tensor, fake_quantize: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Whole sequences, causal, no cache: the training forward.

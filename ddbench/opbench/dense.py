@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ddbench.kernels.linear import linear
+from ddbench.kernels.linear import linear, linear_parts
 from ddbench.kernels.moe_route import moe_route
 from ddbench.kernels.rms_norm import add_rms_norm, rms_norm
 from ddbench.opbench.shapes import BenchOp, Call, Implementation, Inputs, Place, Shape, Tensors, Tier, plain
@@ -82,6 +82,11 @@ def _linear_cost(inputs: Inputs) -> dict[str, int]:
     return {"bytes": moved * inputs["x"].element_size(), "flops": 2 * tokens * width * outputs}
 
 
+def _summed(inputs: Inputs, result: Any) -> Tensors:
+    """Of a product in parts, [S, T, O]."""
+    return {"sum": result.float().sum(0)}
+
+
 # ---------------------------------------------------------------------------------------------------------------- table
 
 
@@ -101,6 +106,18 @@ SMALL: tuple[tuple[int, Tier], ...] = (
     *((tokens, "default") for tokens in (1, 17, 33, 65)),
     *((tokens, "full") for tokens in (8, 64, 129, 260)),
 )
+
+# Large weights of a layer, (name, inputs, outputs), and the tokens of one request: of `ar`, a chain, a tree.
+LARGE = (
+    ("kimi-k2.6-compressed", 7168, 2112),
+    ("kimi-k2.6-q", 1536, 12288),
+    ("kimi-k2.6-o", 8192, 7168),
+    ("kimi-k2.6-shared-up", 7168, 4096),
+    ("kimi-k2.6-shared-down", 2048, 7168),
+    ("kimi-k2.6-draft-up", 7168, 36864),
+    ("kimi-k2.6-draft-down", 18432, 7168),
+)
+QUICK = ("kimi-k2.6-q", 1)
 
 DENSE = (
     BenchOp(
@@ -167,6 +184,22 @@ DENSE = (
             *(_rows("smollm2-qkv", 576, tokens, tier, outputs=960) for tokens, tier in SMALL),
             *(_rows("smollm2-up", 576, tokens, tier, outputs=3072) for tokens, tier in SMALL),
             *(_rows("smollm2-down", 1536, tokens, tier, outputs=576) for tokens, tier in SMALL),
+        ),
+    ),
+    BenchOp(
+        name="stream_linear",
+        build=build_linear,
+        cost=_linear_cost,
+        oracle=lambda inputs: F.linear(inputs["x"], inputs["weight"])[None],
+        results=_summed,
+        implementations=(
+            triton_kernel(launch("linear", "linear_parts_triton")),
+            Implementation("torch", "torch", plain(linear_parts)),
+        ),
+        shapes=tuple(
+            _rows(name, width, tokens, "quick" if (name, tokens) == QUICK else "default", outputs=outputs)
+            for name, width, outputs in LARGE
+            for tokens in ((8,) if "draft" in name else (1, 8, 33))
         ),
     ),
 )

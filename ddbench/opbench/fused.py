@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ddbench.kernels.absorbed_query import absorbed_query
-from ddbench.kernels.latent_rows import latent_rows
+from ddbench.kernels.latent_rows import compressed_rows, latent_rows
 from ddbench.kernels.qk_rows import qk_rows
 from ddbench.kernels.rope import cos_sin, inv_freq
 from ddbench.kernels.swiglu import swiglu
@@ -47,6 +47,25 @@ def build_latent(place: Place, seed: int, *, batch: int, tokens: int, rank: int,
         "eps": 1e-5,
         **_positions(place, batch, tokens, rotary),
         "cache": torch.zeros(batch, CONTEXT + tokens, rank + rotary, dtype=place.dtype, device=place.device),
+    }
+
+
+def build_compressed(
+    place: Place, seed: int, *, batch: int, tokens: int, query: int, rank: int, rotary: int, parts: int
+) -> Inputs:
+    """Parts [X, B, N, Q+R+Dr] of the product before it: sums in fp32, or what is not split."""
+    generator = place.generator(seed)
+    inputs = build_latent(place, seed + 1, batch=batch, tokens=tokens, rank=rank, rotary=rotary)
+    sums = place.randn(generator, parts, batch, tokens, query + rank + rotary)
+    del inputs["kv"]
+    return {
+        "parts": sums.float() if parts > 1 else sums,
+        "q_weight": 1 + place.randn(generator, query, scale=0.2),
+        "kv_weight": inputs.pop("norm_weight"),
+        "q_eps": inputs["eps"],
+        "kv_eps": inputs.pop("eps"),
+        **inputs,
+        "dtype": place.dtype,
     }
 
 
@@ -88,6 +107,10 @@ def _latent_written(inputs: Inputs, result: Any) -> Tensors:
     return {"cache": inputs["cache"][:, CONTEXT:]}
 
 
+def _compressed_written(inputs: Inputs, result: Any) -> Tensors:
+    return {"q": result, **_latent_written(inputs, result)}
+
+
 def _qk_written(inputs: Inputs, result: Any) -> Tensors:
     return {"q": result, **{name: inputs[name][:, CONTEXT:] for name in ("k_cache", "v_cache")}}
 
@@ -120,6 +143,22 @@ FUSED = (
             _shape("kimi-k2.6-b1", batch=1, tokens=33, rank=512, rotary=64),
             _shape("kimi-k2.6-b16", batch=16, tokens=33, rank=512, rotary=64),
             _shape("nano-k2-b1", "quick", batch=1, tokens=17, rank=64, rotary=16),
+        ),
+    ),
+    BenchOp(
+        name="compressed_rows",
+        build=build_compressed,
+        cost=lambda inputs: OPS["latent_rows_compressed_rows"].cost(**inputs),
+        oracle=lambda inputs: compressed_rows(**inputs | {"dtype": inputs["cache"].dtype}),
+        results=_compressed_written,
+        implementations=(
+            triton_kernel(launch("latent_rows", "compressed_rows_triton")),
+            Implementation("torch", "torch", plain(compressed_rows)),
+        ),
+        shapes=(
+            _shape("kimi-k2.6-b1", batch=1, tokens=33, query=1536, rank=512, rotary=64, parts=4),
+            _shape("kimi-k2.6-b16", batch=16, tokens=33, query=1536, rank=512, rotary=64, parts=1),
+            _shape("nano-k2-b1", "quick", batch=1, tokens=17, query=96, rank=64, rotary=16, parts=2),
         ),
     ),
     BenchOp(

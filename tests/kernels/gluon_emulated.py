@@ -285,7 +285,7 @@ def cases() -> dict[str, tuple]:
         name = f"{num_new} new, tile {tile.rows} x {tile.block}, {programs} programs, batch {len(lengths)}"
         found[name] = (num_new, lengths, plan, "tree", 4, 2)
     for num_new in (33, 65):  # what the product plans, for a chip of 8 SMs
-        plan = tree_attention_plan(1, num_new, 8, 2, 1500, 2, 8, on_hopper=True)
+        plan = tree_attention_plan(1, num_new, 8, 2, 128, 1500, 2, 8, on_hopper=True)
         found[f"{num_new} new, planned"] = (num_new, (300,), plan, "tree", 4, 2)
     found["idle requests"] = (9, (0, 0, 70, 0), cut(4, 2, 36, narrow, 6), "tree", 4, 2)
     found["more programs than blocks"] = (33, (0, 3), cut(2, 2, 132, long, 50), "causal", 4, 2)

@@ -19,7 +19,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = Path(__file__).with_name("dependent_child.py")
-STEMS = sorted(path.stem for path in (ROOT / "kernels").glob("*.py") if "\nAOT" in path.read_text())
+USUAL = {"prefetch_triton"}  # launched the usual way: behind a fork of streams, where nobody follows it
+STEMS = sorted({path.stem for path in (ROOT / "kernels").glob("*.py") if "\nAOT" in path.read_text()} - USUAL)
 # Read before the wait: what the launch before, the same launcher's, does not write. Its own wait is behind it, so all
 # that came earlier is complete.
 EARLY = {
@@ -87,6 +88,16 @@ def test_every_launch_of_a_round_may_begin_early(stem: str) -> None:
             words.startswith("dependence(") or words in ("told", "dependent", "options") for words in told
         )
         assert is_told, ast.unparse(launch)[:200]
+
+
+@pytest.mark.parametrize("stem", sorted(USUAL))
+def test_what_is_launched_the_usual_way_is_told_of_no_other(stem: str) -> None:
+    """Nor does it wait: nobody would let it go."""
+    text = (ROOT / "kernels" / f"{stem}.py").read_text()
+    launches = _launches(ast.parse(text))
+    assert launches
+    assert all(keyword.arg not in (None, "launch_pdl") for launch in launches for keyword in launch.keywords)
+    assert "wait_for_launch_before" not in text
 
 
 def _child() -> ModuleType:

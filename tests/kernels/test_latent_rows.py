@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ddbench.kernels.latent_rows import latent_rows, write_rows
+from ddbench.kernels.latent_rows import compressed_rows, latent_rows, write_rows
+from ddbench.kernels.rms_norm import added, rms_norm
 from ddbench.reference import latent_rows as spec
 
 
@@ -47,3 +48,35 @@ def test_host_reads_nothing():
     """H38: runs on tensors without values."""
     inputs = {k: v.to("meta") if torch.is_tensor(v) else v for k, v in spec.make_inputs(0, "small").items()}
     assert latent_rows(**inputs) is None
+    inputs = {k: v.to("meta") if torch.is_tensor(v) else v for k, v in spec.make_compressed_inputs(0, "odd").items()}
+    assert compressed_rows(**inputs).shape == (3, 5, 41)
+
+
+def test_a_query_in_the_same_product_is_the_two_ops_apart():
+    """In every bit, in both precisions: of one part, and of the sum of several."""
+    for size in spec.SIZES:
+        for dtype in (torch.float32, torch.bfloat16):
+            inputs = spec.make_compressed_inputs(0, size)
+            for name in ("cache", "q_weight", "kv_weight"):
+                inputs[name] = inputs[name].to(dtype)
+            for num_parts in (1, len(inputs["parts"])):
+                parts = inputs["parts"][:num_parts]
+                parts = parts.to(dtype) if num_parts == 1 else parts
+                given = inputs | {"parts": parts, "cache": inputs["cache"].clone(), "dtype": dtype}
+                q = compressed_rows(**given)
+                rows, rank, cache = added(parts), len(inputs["q_weight"]), inputs["cache"].clone()
+                latent_rows(
+                    rows[..., rank:], inputs["kv_weight"], inputs["kv_eps"], inputs["cos_rows"], inputs["sin_rows"],
+                    inputs["lengths"], cache,
+                )  # fmt: skip
+                assert q.dtype == dtype
+                assert torch.equal(q, rms_norm(rows[..., :rank], inputs["q_weight"], inputs["q_eps"]).to(dtype))
+                assert torch.equal(given["cache"].nan_to_num(5.0), cache.nan_to_num(5.0))
+
+
+def test_parts_are_added_in_their_order():
+    parts = torch.tensor([[1e8], [1.0], [-1e8], [1.0]])
+    assert added(parts).tolist() == [1.0]
+    assert added(parts.flip(0)).tolist() == [0.0]
+    assert added(parts.bfloat16()).dtype == torch.float32
+    assert added(parts[:1].bfloat16()).dtype == torch.bfloat16

@@ -81,20 +81,29 @@ def check_heads_have_weights_of_their_own():
 
 
 def check_only_small_products_suit():
-    """What cuBLAS takes stands in the module: SmolLM2's products from 65 tokens on, but none of nano-k2's."""
+    """Others read too much for tiles as small as these."""
     x, weight = randn(33, 256), randn(512, 256)
     up = torch.empty(3072, 576, dtype=torch.bfloat16, device="meta")
     assert kernels.suits(x, weight, 33)
     assert kernels.suits(x, up, 64)
-    assert not kernels.suits(x, up, 65)
-    assert not kernels.suits(x, up[:576], 65), "it comes from memory"
-    assert kernels.suits(x, weight, 260), "it does not"
+    assert not kernels.suits(x, up, 129)
+    assert kernels.suits(x, up[:576], 129)
+    assert kernels.suits(x, weight, 260)
     assert not kernels.suits(x, up.view(3, 1024, 576).expand(6, 3, 1024, 576), 33)
     assert not kernels.suits(x, weight, kernels.MAX_TOKENS + 1)
     assert not kernels.suits(x, torch.empty(16, 2049, dtype=torch.bfloat16, device=DEVICE), 33)
     assert not kernels.suits(x.float(), weight.float(), 33)
     wide = kernels.linear_triton(x.float(), weight.float())
     torch.testing.assert_close(wide, torch.nn.functional.linear(x.float(), weight.float()))
+
+
+def check_parts_are_the_product_itself_where_it_is_not_split():
+    """Streamed, small or cuBLAS's: what is read as parts adds up to the product."""
+    for tokens, outputs, inputs in ((3, 96, 64), (3, 16, 2064)):
+        x, weight = randn(tokens, inputs), randn(outputs, inputs, seed=1)
+        parts = kernels.linear_parts_triton(x, weight, is_join=True)
+        assert parts.shape == (1, tokens, outputs)
+        assert torch.equal(parts[0], kernels.linear_triton(x, weight))
 
 
 CHECKS = sorted(name for name in globals() if name.startswith("check_"))

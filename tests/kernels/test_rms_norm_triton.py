@@ -129,6 +129,46 @@ def check_two_parts_are_added_as_one_after_the_other():
                 assert relative_error(one, other) <= (TOLERANCE if dtype == torch.float32 else 2**-6)
 
 
+def check_parts_are_added_with_the_residual():
+    """Against fp64, in fp32; of one part every bit is the op's without parts."""
+    for num_parts, *shape in ((1, 5, 37), (2, 2, 3, 600), (4, 3, 256), (3, 1, 1), (8, 2, 513), (2, 2, 7168)):
+        parts, residual = randn(num_parts, *shape, seed=num_parts), randn(*shape, seed=9)
+        weight = 1 + 0.3 * randn(shape[-1], seed=3)
+        given = [t.to(DEVICE) for t in (parts, residual, weight)]
+        mine = kernels.add_rms_norm_triton(*given, EPS, in_parts=True)
+        exact = reference.add_rms_norm(parts.double().sum(0), residual.double(), weight.double(), EPS)
+        for one, other in zip(mine, exact, strict=True):
+            assert one.dtype == torch.float32
+            assert one.is_contiguous()
+            assert relative_error(one, other) <= TOLERANCE
+        if num_parts == 1:
+            apart = kernels.add_rms_norm_triton(given[0][0], *given[1:], EPS)
+            assert all(torch.equal(one, other) for one, other in zip(mine, apart, strict=True))
+
+
+def check_parts_become_what_the_stream_is():
+    """fp32 parts, a bf16 stream, which may be where the sum goes; what is stored is what is normalised."""
+    for num_parts in (1, 2):
+        for size in (37, 600):
+            parts, residual = randn(num_parts, 5, size), randn(5, size, seed=1).bfloat16()
+            weight = (1 + 0.3 * randn(size, seed=2)).bfloat16().to(DEVICE)
+            in_place = copied(residual, DEVICE)
+            normed, total = kernels.add_rms_norm_triton(
+                parts.to(DEVICE), in_place, weight, EPS, in_parts=True, out=(torch.empty_like(in_place), in_place)
+            )
+            exact = parts.double().sum(0) + residual.double()
+            limit = 2**-8 if DEVICE == "cuda" else 2**-7
+            assert ((total.cpu().double() - exact).abs() <= limit * exact.abs() + 1e-6).all()
+            assert total.dtype == normed.dtype == torch.bfloat16
+            again = kernels.rms_norm_triton(total, weight, EPS)
+            assert relative_error(normed, again) <= (0.0 if num_parts == 1 or DEVICE == "cpu" else 2**-8)
+    parts, weight = torch.zeros(5, 2, 8, device=DEVICE), torch.ones(8, device=DEVICE)
+    with pytest.raises(AssertionError, match="parts have strides"):
+        kernels.add_rms_norm_triton(parts.transpose(0, 1), parts[:, 0], weight, EPS, in_parts=True)
+    with pytest.raises(AssertionError, match="or two addends"):
+        kernels.add_rms_norm_triton(parts, parts[0], weight, EPS, parts[0], in_parts=True)
+
+
 def check_no_rows():
     none, weight = torch.zeros(0, 4, device=DEVICE), torch.ones(4, device=DEVICE)
     assert kernels.rms_norm_triton(none, weight, EPS).shape == (0, 4)
@@ -151,10 +191,11 @@ def test_check(name, checked):
 def test_compiles_for_hopper_without_spills_in_wide_accesses(compiled):
     assert {name for name, usage in compiled.items() if usage["STACK"] or usage["LOCAL"]} == set()
     assert all("ld.global.v4.b32" in usage["accesses"] for usage in compiled.values())
-    assert {access for access in compiled["k2.6-hidden-add"]["accesses"] if "global" in access} == {
-        "ld.global.v4.b32",
-        "st.global.v4.b32",
-    }
+    for name in ("k2.6-hidden-add", "k2.6-hidden-add-parts"):
+        assert {access for access in compiled[name]["accesses"] if "global" in access} == {
+            "ld.global.v4.b32",
+            "st.global.v4.b32",
+        }
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="a CUDA device is there")

@@ -45,6 +45,36 @@ def check_low_precision_within_budget():
     assert relative_error(mine, exact) <= factor * relative_error(reference.swiglu(x), exact)
 
 
+def check_parts_are_added():
+    """Against fp64; of one part every bit is the op's without parts, and the others are added in their order."""
+    for num_parts, *shape in ((1, 3, 74), (2, 2, 5, 74), (4, 3, 2050), (3, 1, 2), (8, 2, 600)):
+        parts = randn(num_parts, *shape, seed=num_parts)
+        mine = kernels.swiglu_triton(parts.to(DEVICE), in_parts=True)
+        assert mine.dtype == torch.float32
+        assert mine.is_contiguous()
+        assert relative_error(mine, reference.swiglu(parts.double().sum(0))) <= TOLERANCE
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        apart = kernels.swiglu_triton(total.to(DEVICE))
+        assert relative_error(mine, apart) <= (0.0 if num_parts == 1 or DEVICE == "cpu" else TOLERANCE)
+    assert kernels.swiglu_triton(torch.zeros(2, 0, 4, device=DEVICE), in_parts=True).shape == (0, 2)
+
+
+def check_parts_of_a_wider_type_than_the_result():
+    """The interpreter truncates where a GPU rounds."""
+    parts = randn(2, 9, 130)
+    exact = reference.swiglu(parts.double().sum(0))
+    out = torch.empty(9, 65, dtype=torch.bfloat16, device=DEVICE)
+    for given in ({"dtype": torch.bfloat16}, {"out": out}):
+        mine = kernels.swiglu_triton(parts.to(DEVICE), in_parts=True, **given)
+        assert mine.dtype == torch.bfloat16
+        assert relative_error(mine, exact) <= (2**-8 if DEVICE == "cuda" else 2**-7)
+    one = parts[:1].bfloat16().to(DEVICE)
+    apart = kernels.swiglu_triton(one[0])
+    assert torch.equal(kernels.swiglu_triton(one, in_parts=True, dtype=torch.bfloat16), apart)
+
+
 def check_company_changes_nothing():
     x = randn(8, 3, 600).to(DEVICE)
     together = kernels.swiglu_triton(x)
@@ -77,6 +107,8 @@ def test_check(name, checked):
 
 def test_compiles_for_hopper_without_spills_in_wide_accesses(compiled):
     assert {name for name, usage in compiled.items() if usage["STACK"] or usage["LOCAL"]} == set()
+    parts = compiled.pop("k2.6-shared-parts-bf16")["accesses"]
+    assert sorted(parts) == ["ld.global.v4.b32"] * 4 + ["st.global.v2.b32"], "16 bytes of each part of each half"
     wide = {name: usage["accesses"] for name, usage in compiled.items() if name.startswith("k2.6")}
     assert {access for accesses in wide.values() for access in accesses} == {"ld.global.v4.b32", "st.global.v4.b32"}
 

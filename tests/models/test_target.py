@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from unittest import mock
 
 import pytest
 import torch
 
-from ddbench.models.layers import Addend
+from ddbench.models.layers import Addend, Parts
 from ddbench.models.moe import MoE
 from ddbench.models.shapes import TARGETS, MLAShape, TargetShape
 from ddbench.models.target import Target
@@ -113,26 +115,46 @@ def test_rejected_rows_leave_no_trace(models, session, make_ids):
 
 
 def added(addend: Addend) -> torch.Tensor:
+    if isinstance(addend, Parts):
+        return addend.sums.sum(0)
     return addend[0] + addend[1] if isinstance(addend, tuple) else addend
+
+
+def kept(function, keep):
+    """The function, whose results are shown to `keep`."""
+
+    def call(*args):
+        out = function(*args)
+        keep(out)
+        return out
+
+    return call
 
 
 def recorded(target: Target, run) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
     """What forward hooks see while `run()` runs: each layer's output, and stream + attention + MLP branches."""
     outputs: dict[int, torch.Tensor] = {}
     sums: dict[int, torch.Tensor] = {}
-    handles = []
-    for i, layer in enumerate(target.layers):
-        handles += [
-            layer.register_forward_pre_hook(lambda _, args, i=i: sums.__setitem__(i, args[1])),
-            layer.attention.register_forward_hook(lambda _, args, out, i=i: sums.__setitem__(i, sums[i] + out)),
-            layer.register_forward_hook(lambda _, args, out, i=i: outputs.__setitem__(i, added(out[0]) + out[1])),
-        ]
-        for branch in (layer.mlp.experts, layer.mlp.shared) if isinstance(layer.mlp, MoE) else (layer.mlp,):
-            hook = lambda _, args, out, i=i: sums.__setitem__(i, sums[i] + out.view_as(sums[i]))  # noqa: E731
-            handles.append(branch.register_forward_hook(hook))
-    run()
-    for handle in handles:
-        handle.remove()
+
+    def add(i: int, out: torch.Tensor) -> None:
+        sums[i] = sums[i] + out.view_as(sums[i])
+
+    with contextlib.ExitStack() as stack:
+        for i, layer in enumerate(target.layers):
+            handles = [
+                layer.register_forward_pre_hook(lambda _, args, i=i: sums.__setitem__(i, args[1])),
+                layer.attention.register_forward_hook(lambda _, args, out, i=i: add(i, added(out))),
+                layer.register_forward_hook(lambda _, args, out, i=i: outputs.__setitem__(i, added(out[0]) + out[1])),
+            ]
+            if isinstance(layer.mlp, MoE):
+                hook = lambda _, args, out, i=i: add(i, out)  # noqa: E731
+                handles += [branch.register_forward_hook(hook) for branch in (layer.mlp.experts, layer.mlp.shared)]
+            else:  # its sum is left to the norm behind it: no forward
+                spy = kept(layer.mlp.addend, lambda out, i=i: add(i, added(out)))
+                stack.enter_context(mock.patch.object(layer.mlp, "addend", spy))
+            for handle in handles:
+                stack.callback(handle.remove)
+        run()
     return outputs, sums
 
 
