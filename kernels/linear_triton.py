@@ -22,6 +22,9 @@ Measured on an H200 in a chain of dependent launches (norm, product, norm, ...),
     576 x 1536          6.4   4.3                6.1   4.8           6.2   5.5
     3072 x 576          4.8   3.3                5.0   4.7           5.2   6.1: cuBLAS is taken
 
+Heads of K2.6's MLA, 64 of 512 x 128, turned, and of 128 x 512, from memory: 33 tokens 7.7 and 6.2, 7.2 and 5.9; one
+token 6.9 and 4.9, 6.8 and 5.2; 65 tokens as cuBLAS, which is taken. Floor 2.0.
+
 The norm alone is 1.0 to 1.4. All tokens in one tile were 1.2 us slower at 33: a program waited for 64 columns of x.
 These weights were in L2. In a whole model larger than that they come from memory, unless somebody asks for a layer's
 ahead (`prefetch_triton`). Verify of SmolLM2-135M's shape, us, cuBLAS and this, without and with that: 65 tokens 1002
@@ -47,6 +50,7 @@ from .stream_linear_triton import stream_linear_triton
 MAX_TOKENS = 512
 MAX_INPUTS = 2048
 MOST_READ = 15e6  # bytes, by all programs: more, and cuBLAS's larger tiles pay (seen between 14 and 16 MB)
+MANY_HEADS, MOST_READ_BY_HEADS = 64, 2e7  # MLA's: each reads a weight of its own, in tall tiles
 PROGRAMS = 128  # that find a multiprocessor each, and memory for five steps on their way
 
 
@@ -118,15 +122,17 @@ def _linear_kernel(
 
 @cache  # asked for twice by every launch: whether it suits, and how
 def plan(num_tokens: int, heads: int, outputs: int, inputs: int) -> Plan:
-    """Narrow tiles where all of them run at once and do not read too much."""
+    """Narrow tiles where all of them run at once and do not read too much; tall ones for many heads."""
     narrow = _cut(num_tokens, heads, outputs, inputs, block_o=16)
     if narrow.num_programs <= PROGRAMS and bytes_read(narrow, inputs) <= MOST_READ:
         return narrow
-    return _cut(num_tokens, heads, outputs, inputs, block_o=32)
+    if heads < MANY_HEADS:
+        return _cut(num_tokens, heads, outputs, inputs, block_o=32)
+    return _cut(num_tokens, heads, outputs, inputs, block_o=64, most_tokens=64)
 
 
-def _cut(num_tokens: int, heads: int, outputs: int, inputs: int, block_o: int) -> Plan:
-    block_t = 16 if num_tokens <= 16 else 32
+def _cut(num_tokens: int, heads: int, outputs: int, inputs: int, block_o: int, most_tokens: int = 32) -> Plan:
+    block_t = min(most_tokens, max(16, triton.next_power_of_2(num_tokens)))
     columns = min(64 if inputs <= 768 else 128, max(16, triton.next_power_of_2(inputs)))
     grid = (triton.cdiv(outputs, block_o), heads, triton.cdiv(num_tokens, block_t))
     most_stages = 5 if math.prod(grid) <= PROGRAMS else 3
@@ -141,11 +147,13 @@ def bytes_read(cut: Plan, inputs: int) -> int:
 def suits(x: torch.Tensor, weight: torch.Tensor, num_tokens: int) -> bool:
     """Whether so few bytes are read that how a launch begins counts for more than how it reads. weight [..., O, I]."""
     outputs, inputs = weight.shape[-2:]
+    heads = math.prod(weight.shape[:-2])
+    most_read = MOST_READ if heads < MANY_HEADS else MOST_READ_BY_HEADS
     return (
         x.dtype == weight.dtype == torch.bfloat16
         and 0 < num_tokens <= MAX_TOKENS
         and inputs <= MAX_INPUTS
-        and bytes_read(plan(num_tokens, math.prod(weight.shape[:-2]), outputs, inputs), inputs) <= MOST_READ
+        and bytes_read(plan(num_tokens, heads, outputs, inputs), inputs) <= most_read
     )
 
 
@@ -270,4 +278,6 @@ AOT = (
     _entry("odd 96, 33 tokens", 33, 256, 96),
     _entry("heads 64 to 64, 33 tokens", 33, 64, 64, heads=4),
     _entry("heads 32 to 64, turned, 33 tokens", 33, 64, 32, heads=4, is_turned=True),
+    _entry("k2.6 heads 128 to 512, turned, 33 tokens", 33, 512, 128, heads=64, is_turned=True),
+    _entry("k2.6 heads 512 to 128, 8 tokens", 8, 128, 512, heads=64),
 )

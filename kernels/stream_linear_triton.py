@@ -67,13 +67,12 @@ class Plan(NamedTuple):
         return self.tiles * self.parts / (self.waves * NUM_SMS * self.residents)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "row_stride"])
+@triton.jit(do_not_specialize=["num_tokens"])
 def _stream_linear_kernel(
-    x_ptr,  # [T, INPUTS] by its row stride
+    x_ptr,  # [T, INPUTS]
     weight_ptr,  # [OUTPUTS, INPUTS]
     out_ptr,  # [PARTS, T, OUTPUTS]
     num_tokens,
-    row_stride,
     INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     PARTS: tl.constexpr,
@@ -94,7 +93,7 @@ def _stream_linear_kernel(
     is_token = token < num_tokens
     weights = weight_ptr + (tile.to(tl.int64) * BLOCK_O * INPUTS + part * WIDTH)
     weights = weights + (row[:, None] * INPUTS + column[None, :])
-    rows = x_ptr + part * WIDTH + (token[None, :].to(tl.int64) * row_stride + column[:, None])
+    rows = x_ptr + part * WIDTH + (token[None, :] * INPUTS + column[:, None])
     acc = tl.zeros((BLOCK_O, BLOCK_T), tl.float32)
     wait_for_launch_before(IS_DEPENDENT)
     for k in range(0, WIDTH, COLUMNS):
@@ -159,18 +158,15 @@ def stream_linear_triton(
     assert weight.is_contiguous(), f"weight has strides {weight.stride()}"
     cut = plan(outputs, inputs, may_split)
     assert cut is not None, f"no cut for a weight of {tuple(weight.shape)}"
-    rows = x.reshape(-1, inputs)
-    num_tokens = len(rows)
+    num_tokens = x.numel() // inputs
     assert num_tokens <= MAX_TOKENS, f"{num_tokens} tokens"
-    if rows.stride(1) != 1:
-        rows = rows.contiguous()
     dtype = x.dtype if cut.parts == 1 else torch.float32
     out = torch.empty(cut.parts, *x.shape[:-1], outputs, dtype=dtype, device=x.device)
     if num_tokens:
         constants, num_stages = _constants(cut, num_tokens, outputs, inputs)
         _stream_linear_kernel[(cut.tiles * cut.parts,)](
-            rows, weight, out, num_tokens, rows.stride(0), **constants, INTERPRET=triton.knobs.runtime.interpret,
-            **dependence(out, is_join=is_join), num_warps=4, num_stages=num_stages,
+            x.contiguous(), weight, out, num_tokens, **constants, INTERPRET=triton.knobs.runtime.interpret,
+            **dependence(out, is_join=is_join), num_warps=4, num_stages=num_stages if x.element_size() == 2 else 2,
         )  # fmt: skip
     return out
 
@@ -199,7 +195,7 @@ def _entry(name: str, num_tokens: int, outputs: int, inputs: int, may_split: boo
     return {
         "name": name,
         "kernel": _stream_linear_kernel,
-        "signature": pointers | {"num_tokens": "i32", "row_stride": "i32"},
+        "signature": pointers | {"num_tokens": "i32"},
         "constexprs": constants | {"INTERPRET": False, "IS_DEPENDENT": True},
         "divisible_by_16": tuple(pointers),
         "num_warps": 4,

@@ -80,6 +80,20 @@ def check_heads_have_weights_of_their_own():
     torch.testing.assert_close(strided, torch.einsum("thi,hoi->tho", x.float(), weight.float()))
 
 
+def check_many_heads_take_tall_tiles():
+    """As many as MLA has: each reads a weight of its own, so that few programs read a head's tokens."""
+    for tokens in (1, 9, 33):
+        x, weight = randn(tokens, 64, 48), randn(64, 80, 48, seed=1)
+        assert kernels.plan(tokens, 64, 80, 48).block_o == 64
+        exact = reference.head_linear(x.cpu().double(), weight.cpu().double())
+        mine = kernels.head_linear_triton(x, weight, wanted=True)
+        factor = 2.0 if DEVICE == "cuda" else 4.0
+        assert relative_error(mine, exact) <= factor * relative_error(exact.to(torch.bfloat16), exact)
+    latent = torch.empty(64, 512, 128, dtype=torch.bfloat16, device="meta")
+    assert kernels.suits(x, latent, 64)
+    assert not kernels.suits(x, latent, 65)
+
+
 def check_only_small_products_suit():
     """Others read too much for tiles as small as these."""
     x, weight = randn(33, 256), randn(512, 256)

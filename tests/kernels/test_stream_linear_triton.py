@@ -89,6 +89,12 @@ def test_compiles_for_hopper_without_spills(compiled):
     assert max(usage["REG"] for usage in compiled.values()) <= 255
 
 
+def test_nothing_is_read_but_by_copies_on_their_way_to_shared_memory(compiled):
+    """One operand whose alignment the compiler does not know, and both wait in every step: half the memory's rate."""
+    for name, usage in compiled.items():
+        assert {access for access in usage["accesses"] if access.startswith("ld.")} == set(), name
+
+
 def test_programs_find_room_on_a_multiprocessor(compiled):
     for entry in kernels.AOT:
         assert entry["residents"] * (compiled[entry["name"]]["shared"] + 1024) <= 228 * 1024, entry["name"]
