@@ -117,6 +117,25 @@ def int4_experts(op: Op, implementation: str) -> Iterator[Named]:
         yield f"bf16 T={t}", _running(moe_experts_int4_triton, _normal(t, m), ids, weights, *experts, first_expert=2)
 
 
+def streamed(op: Op, implementation: str) -> Iterator[Named]:
+    """Large weights in one part and in four, for every padding of the tokens, and their sums' readers; a layer ahead."""
+    from ddbench.kernels.prefetch_triton import prefetch_triton
+    from ddbench.kernels.rms_norm_triton import add_rms_norm_triton
+    from ddbench.kernels.stream_linear_triton import stream_linear_triton
+    from ddbench.kernels.swiglu_triton import swiglu_triton
+
+    for outputs, inputs in ((6400, 128), (1664, 512)):
+        weight, norm = _normal(outputs, inputs), _normal(outputs)
+        yield f"bf16 O={outputs} ahead", _running(prefetch_triton, [weight])
+        for t in (1, 17, 33):
+            x, residual = _normal(t, inputs), _normal(t, outputs)
+            name = f"bf16 T={t} O={outputs}"
+            yield name, _running(stream_linear_triton, x, weight, may_split=True)
+            parts = stream_linear_triton(x, weight, may_split=True)
+            yield f"{name} swiglu", _running(swiglu_triton, parts, in_parts=True, dtype=x.dtype)
+            yield f"{name} norm", _running(add_rms_norm_triton, parts, residual, norm, 1e-6, in_parts=True)
+
+
 def _normal(*shape: int) -> torch.Tensor:
     return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
 
@@ -133,7 +152,7 @@ def _visible(batch: int, num_new: int) -> torch.Tensor:
     return random_visible(batch, num_new, torch.Generator().manual_seed(0)).cuda()
 
 
-MORE = {"tree_attention": gqa, "mla_tree_attention": mla, "moe_experts_int4": int4_experts}
+MORE = {"tree_attention": gqa, "mla_tree_attention": mla, "moe_experts_int4": int4_experts, "linear": streamed}
 
 
 def main(names: list[str]) -> int:
