@@ -118,7 +118,7 @@ def int4_experts(op: Op, implementation: str) -> Iterator[Named]:
 
 
 def streamed(op: Op, implementation: str) -> Iterator[Named]:
-    """Large weights in one part and in four, for every padding of the tokens, and their sums' readers; a layer ahead."""
+    """Large weights in one part and in four, for every padding of the tokens; readers of the sums; a layer ahead."""
     from ddbench.kernels.prefetch_triton import prefetch_triton
     from ddbench.kernels.rms_norm_triton import add_rms_norm_triton
     from ddbench.kernels.stream_linear_triton import stream_linear_triton
