@@ -185,7 +185,7 @@ Counters = Literal["all", "bytes"]
 class CaptureSpec(Record):
     """How a case is observed: warm-up, repeats of the clean pass, what else gets a pass of its own."""
 
-    ADDED = ("tools", "first_round", "num_rounds", "counted_kernels", "counters")
+    ADDED = ("tools", "first_round", "num_rounds", "counted_kernels", "counters", "samples_per_s")
 
     mode: Literal["none", "stages"] = Field(
         default="stages", description="stages: an attributed pass after the clean one; none"
@@ -198,6 +198,12 @@ class CaptureSpec(Record):
     )
     counters: Counters = Field(
         default="all", description="ncu only: all, or bytes: time and bytes alone, caches flushed before every kernel"
+    )
+    samples_per_s: int = Field(
+        default=100_000,
+        ge=10,
+        le=200_000,
+        description="nsys only: GPU metrics are sampled so often; its buffer overflows where rounds take tens of ms",
     )
     num_warmup_requests: int = Field(default=2, ge=0, le=10_000, description="other prompts, before anything is timed")
     num_rehearsals: int | None = Field(

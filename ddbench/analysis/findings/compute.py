@@ -95,7 +95,7 @@ def compute(basis: Basis) -> Finding:
             gaps.append(found)
             if isinstance(found, Choice):
                 gaps.append(found.over_chain)
-                parts.append(_budgets(basis, found))
+                parts.append(_budgets(basis, found, frontier.place(sweep, own)))
                 numbers += _numbers(basis, found.best, found.over_chain, sweep.everyone)
                 rests_on += [named(setting) for setting in sweep.everyone]
         if not own:
@@ -132,12 +132,16 @@ def _single(basis: Basis, concurrency: int) -> Contest | NotMeasured:
 # --- words ------------------------------------------------------------------------------------------------------------
 
 
-def _budgets(basis: Basis, found: Choice) -> Part:
-    """One sweep: the best budget, which others are as good, where it stops paying, and through what."""
+def _budgets(basis: Basis, found: Choice, place: Sequence[str]) -> Part:
+    """One sweep: the best budget, which others are as good, where it stops paying, and through what.
+
+    `place`: what tells it from the other sweeps of its concurrency.
+    """
     budget, value = found.best.engine.node_budget, found.over_chain
     tried = len(found.sweep.trees)
     verdict: Verdict = "not_measured" if isinstance(value, NotMeasured) else _WORDS[contests.standing(value)]
-    text = f"At concurrency {found.sweep.concurrency} the fastest of {tried} node budgets is {budget}"
+    where = f" with {units.listed(place)}" if place else ""
+    text = f"At concurrency {found.sweep.concurrency}{where} the fastest of {tried} node budgets is {budget}"
     if verdict != "not_measured":
         text += f", {told(value)} over the chain{_doubt(verdict)}{_made_of(basis, found)}"
     tied = [tree.engine.node_budget for tree in found.tied]
@@ -147,7 +151,7 @@ def _budgets(basis: Basis, found: Choice) -> Part:
         text += f"; from {found.stops_at.engine.node_budget} on it is slower"
     elif found.next_wider is None:
         text += "; no wider tree was tried"
-    brief = f"c={found.sweep.concurrency}: {budget} nodes, fastest of {tried} budgets, "
+    brief = f"{' '.join((f'c={found.sweep.concurrency}', *place))}: {budget} nodes, fastest of {tried} budgets, "
     brief += f"{told(value)} over the chain" if verdict != "not_measured" else "without a chain to compare with"
     told_of = dict.fromkeys((*found.sweep.everyone[:1], found.best, found.sweep.trees[-1]))
     return Part(verdict, f"{text}{_limit(basis, found)}.{_unused(basis, tuple(told_of))}", brief)

@@ -42,6 +42,17 @@ class Sweep:
         return self.trees if isinstance(self.chain, NotMeasured) else (self.chain, *self.trees)
 
 
+def place(sweep: Sweep, sweeps: Sequence[Sweep]) -> tuple[str, ...]:
+    """What tells a sweep from the others, `prompt_tokens=2048`; nothing where there are no others."""
+
+    def fields(one: Sweep) -> dict[str, object]:
+        tree = one.trees[0]
+        return {**tree.engine.model_dump(exclude={"node_budget"}), **tree.workload.model_dump(exclude={"concurrency"})}
+
+    own, others = fields(sweep), [fields(one) for one in sweeps]
+    return tuple(f"{name}={value}" for name, value in own.items() if any(one[name] != value for one in others))
+
+
 @dataclass(frozen=True)
 class Field:
     """Settings compared with each other at once, by their median time per token."""

@@ -23,6 +23,7 @@ FRAMES: tuple[str, ...] = ("device_ops", "host_calls", "host_ranges", "stage_sam
 CLEAN_FRAMES: tuple[str, ...] = ("steps", "stages", "requests", "rounds")
 KERNEL_TIME = "time"  # among the counters: of a kernel, alone on the device
 TIMELINES: tuple[Tool, ...] = ("nsys", "torch")  # tools that record ops and calls, the better one first
+_OVERFLOW = "Sampling buffer overflow"  # in nsys's own words
 
 Key = tuple[str, str]  # run, case id
 
@@ -45,6 +46,13 @@ class ToolPass:
     @property
     def num_rounds(self) -> int:
         return len(self.capture.round_ns)
+
+    @property
+    def why_not_sampled(self) -> str:
+        """Where there are no samples of GPU metrics: what it takes."""
+        if any(_OVERFLOW in note for note in self.capture.notes):
+            return "nsys lost its samples of GPU metrics, their buffer overflowed: set capture.samples_per_s lower"
+        return "nsys needs to sample GPU metrics, as a user who may read counters"
 
     @property
     def end_ns(self) -> int:

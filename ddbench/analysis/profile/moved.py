@@ -263,5 +263,5 @@ def _sampled(one: ToolPass | NotMeasured) -> dict[str, tuple[float, int, float]]
             whole = min(count, int(row.num_whole))
             found[str(row.label)] = (before + row.blended * point, whole, error + ROUNDING * point)
     if not found:
-        return missing("the DRAM was not sampled: nsys needs to sample GPU metrics, as a user who may read counters")
+        return missing(f"the DRAM was not sampled: {one.why_not_sampled}")
     return {stage: own for stage, own in found.items() if stage in STAGES}

@@ -58,7 +58,7 @@ def sampled_metrics(case: CapturedCase) -> Mapping[str, Mapping[str, Sampled]] |
             value = Sampled(level, int(row.num_whole), int(row.num_touching))
             found.setdefault(str(row.label), {}).setdefault(str(row.metric), []).append(value)
     if not found:
-        return missing("no GPU metric was sampled: nsys needs to sample them, as a user who may read counters")
+        return missing(f"no GPU metric was sampled: {one.why_not_sampled}")
     return {label: {metric: _joined(own) for metric, own in found[label].items()} for label in LABELS if label in found}
 
 

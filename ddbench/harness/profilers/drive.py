@@ -147,6 +147,7 @@ class _Pass:
             timeout_s=self._case.capture.timeout_s,
             on_phase=self._tell,
             counted_kernels=self._case.capture.counted_kernels,
+            samples_per_s=self._case.capture.samples_per_s,
             counters=self._case.capture.counters,
         )
         return DRIVERS[self._tool](errand)

@@ -40,6 +40,7 @@ class Errand:
     on_phase: Callable[[str], None]
     counted_kernels: str = ""  # as `CaptureSpec` says
     counters: Counters = "all"
+    samples_per_s: int = 100_000
 
     @property
     def raw(self) -> Path:

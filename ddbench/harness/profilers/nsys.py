@@ -15,7 +15,6 @@ from ddbench.harness.profilers.errand import CaptureFailed, Errand, Files
 from ddbench.harness.tool_faults import METRICS_FAULTS, NSYS_FAULTS, fault_in, no_export
 from ddbench.harness.tools import case_environment, run
 
-SAMPLES_PER_S = 100_000  # of every GPU metric; a round of a small model takes a millisecond
 EXPORT = "nsys-export"
 REPORT = "nsys.nsys-rep"
 STREAM = "nsys.qdstrm"  # what is left where the importer fails
@@ -43,7 +42,7 @@ def profile_words(errand: Errand, gpu: str | None) -> tuple[str | Path, ...]:
     options = ["-s", "none", "--cpuctxsw=none", "--trace=cuda,nvtx", "--cuda-graph-trace=node"]
     options += ["-c", "cudaProfilerApi", "--capture-range-end=stop", "--kill=none"]
     if gpu is not None:
-        options += [f"--gpu-metrics-devices={gpu}", f"--gpu-metrics-frequency={SAMPLES_PER_S}"]
+        options += [f"--gpu-metrics-devices={gpu}", f"--gpu-metrics-frequency={errand.samples_per_s}"]
     return (errand.program, "profile", *options, "--force-overwrite=true", f"--output={errand.raw / 'nsys'}")
 
 

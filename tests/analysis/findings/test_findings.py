@@ -117,6 +117,14 @@ def test_a_tree_that_pays_at_one_request_and_not_at_many_pays_in_part(evidence) 
     assert len(found.brief) == 2
 
 
+def test_sweeps_of_one_concurrency_are_told_apart(evidence) -> None:
+    sizes = {"arms": ("chain", "ddtree"), "concurrencies": (1,), "node_budgets": (16, 64), "num_requests": 6}
+    cases = [case for length in (32, 48) for case in make_cases(max_new_tokens=length, **sizes)]
+    found = answer(evidence(cases=cases), 2)
+    assert found.answer.count("At concurrency 1 with max_new_tokens=") == 2
+    assert {brief.partition(":")[0] for brief in found.brief} == {"c=1 max_new_tokens=32", "c=1 max_new_tokens=48"}
+
+
 def test_a_tree_that_pays_everywhere_pays(evidence) -> None:
     """Of three budgets the best is reported with an interval that allows for the choice."""
     found = answer(evidence(cases=make_cases(concurrencies=(1,), **LONG)), 2)

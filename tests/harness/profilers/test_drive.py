@@ -60,6 +60,14 @@ def test_nsys_records_what_the_program_marks_and_nothing_of_the_cpu(
     assert phases == ["nsys: recording", "nsys: export", "nsys: digest"]
 
 
+def test_nsys_samples_as_often_as_the_case_says(
+    put: Put, gpu_case: NewCase, captured: Captured, folder: Path, log: Path
+) -> None:
+    put("nsys")
+    captured(gpu_case("nsys", samples_per_s=20_000))
+    assert "--gpu-metrics-frequency=20000" in calls(log)[1]
+
+
 def test_ncu_leaves_clocks_and_caches_alone_and_asks_by_the_chips_own_names(
     put: Put, gpu_case: NewCase, captured: Captured, folder: Path, log: Path
 ) -> None:
