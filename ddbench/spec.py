@@ -200,10 +200,7 @@ class CaptureSpec(Record):
         default="all", description="ncu only: all, or bytes: time and bytes alone, caches flushed before every kernel"
     )
     samples_per_s: int = Field(
-        default=100_000,
-        ge=10,
-        le=200_000,
-        description="nsys only: GPU metrics are sampled so often; its buffer overflows where rounds take tens of ms",
+        default=100_000, ge=10, le=200_000, description="nsys only: GPU metrics; fewer where rounds take tens of ms"
     )
     num_warmup_requests: int = Field(default=2, ge=0, le=10_000, description="other prompts, before anything is timed")
     num_rehearsals: int | None = Field(

@@ -75,6 +75,13 @@ function save(name, text) {
   setTimeout(() => URL.revokeObjectURL(url), 10000);
 }
 
+// What several cells say on demand stands in the page once; they have its number.
+const tips = JSON.parse(document.getElementById("tips").textContent);
+for (const cell of document.querySelectorAll("[data-t]")) {
+  cell.title = tips[cell.dataset.t];
+  cell.removeAttribute("data-t");
+}
+
 // The header of a row says what it stands for; rows below of the same name have it from there.
 for (const body of document.querySelectorAll("tbody")) {
   let above = null;

@@ -378,6 +378,4 @@ def themed(svg: str, colors: Mapping[str, str], prefix: str) -> str:
     """`svg` with real colours for text (`ink`), quiet text (`faint`), `rule` and `paper`, and own ids."""
     for placeholder, name in ((_INK, "ink"), (_RULE, "rule"), (_FAINT, "faint"), (_PAPER, "paper")):
         svg = svg.replace(placeholder, colors[name])
-    svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
-    svg = svg.replace('href="#', f'href="#{prefix}-')
-    return svg.replace("url(#", f"url(#{prefix}-")
+    return re.sub(r"<[^<>]*>", lambda tag: re.sub(r'(\bid="|href="#|url\(#)', rf"\1{prefix}-", tag[0]), svg)

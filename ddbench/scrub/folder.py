@@ -104,7 +104,8 @@ def _write_records(source: RunFolder, captures: Mapping[str, Tools], copy: Path,
         result = source.result(case_id)
         folder = copy / "cases" / redactor.digest(case_id, "case_id")
         folder.mkdir()
-        _write(folder / "result.json", ResultFile(result=result), redactor)
+        text = json_text(scrubbed_record(ResultFile(result=result), redactor))
+        write_atomically(folder / "result.json", on_one_line(text))
         for name in TABLES if isinstance(result, OkResult) else ():
             table = scrubbed_table(source.table(case_id, name), TABLES[name], redactor)
             write_parquet(folder / f"{name}.parquet", table)
@@ -115,6 +116,11 @@ def _write_records(source: RunFolder, captures: Mapping[str, Tools], copy: Path,
 
 def _write(path: Path, record: Record, redactor: Redactor) -> None:
     write_atomically(path, json_text(scrubbed_record(record, redactor)))
+
+
+def on_one_line(text: str) -> str:
+    """JSON without its layout, which is a quarter of a result's bytes: copies are kept, in Git and elsewhere."""
+    return json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False) + "\n"
 
 
 def scrubbed_record(record: RecordT, redactor: Redactor) -> RecordT:

@@ -7,7 +7,6 @@ overlap, so that the script finds what is in view by bisection. All text goes th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,15 +48,9 @@ def render_page(summaries: Sequence[Summary]) -> str:
         cases=[summary.window for summary in summaries],
         style=Markup("".join(path.read_text(encoding="utf-8") for path in style)),
         script=Markup("".join((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS)),
-        data=Markup(embedded(page_data(summaries))),
+        data=Markup(html.embedded(page_data(summaries))),
     )
     return page + "\n"
-
-
-def embedded(data: Any) -> str:
-    """JSON that may stand in a script element, whatever it holds."""
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def page_data(summaries: Sequence[Summary]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 
-from ddbench.report.drawing_text import compact
+from ddbench.report.drawing_text import compact, with_shared_styles
 
 SVG = """<svg xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 9 9" xmlns="http://www.w3.org/2000/svg">
  <defs>
@@ -51,7 +51,7 @@ def test_what_is_drawn_stays_and_what_is_not_goes() -> None:
     root = ET.fromstring(found)
     tags = [element.tag.rpartition("}")[2] for element in root.iter()]
     assert (tags.count("g"), tags.count("path"), tags.count("text"), tags.count("use")) == (1, 2, 2, 1)
-    assert 'd="M0.13 9L10 0.5z"' in found
+    assert 'd="M0.1 9L10 0.5z"' in found
     assert 'd="M0 3C1 2 3 4 5 6.13z"' in found
     assert "rotate(-90 1 2)" in found
     assert "rotate(-0" not in found
@@ -73,12 +73,71 @@ def test_every_name_is_one_that_something_refers_to() -> None:
     assert "".join(re.findall(r'<clipPath id="(\d)"', found)) == re.findall(r'clip-path="url\(#(\d)\)', found)[0]
 
 
-def test_a_style_that_comes_again_is_told_once_under_a_name_that_means_it_everywhere() -> None:
-    """Two drawings of one page may share a class: it says the same in both."""
-    one, other = compact(SVG % WORDS), compact((SVG % "0").replace("fill: #1", "fill: #2"))
-    rules = [dict(re.findall(r"\.(s\w+)\{([^}]*)\}", found)) for found in (one, other)]
-    assert sorted(rules[0].values()) == ["font-size:10px;fill:#1", "stroke:#010203"]
-    assert rules[0].keys() & rules[1].keys() == {name for name, rule in rules[0].items() if rule == "stroke:#010203"}
-    for name, rule in rules[0].items():
-        assert one.count(f' class="{name}"') == 2
-        assert f'style="{rule}"' not in one
+def test_a_style_that_comes_again_is_told_once() -> None:
+    found = compact(SVG % WORDS)
+    rules = dict(re.findall(r"\.(s\w+)\{([^}]*)\}", found))
+    assert sorted(rules.values()) == ["font-size:10px;fill:#1"]
+    for name, rule in rules.items():
+        assert found.count(f' class="{name}"') == 2
+        assert f'style="{rule}"' not in found
+
+
+def styled(svg: str, sheet: str) -> list[tuple[str, str]]:
+    """(tag, style) of everything that is drawn, however it is told."""
+    rules = dict(re.findall(r"\.(\w+)\{([^}]*)\}", sheet))
+    drawn = [own for own in ET.fromstring(svg).iter() if own.tag.rpartition("}")[2] in ("path", "text", "use", "g")]
+    return [(own.tag, own.get("style") or rules.get(own.get("class", ""), "")) for own in drawn]
+
+
+def test_drawings_of_a_page_share_classes_that_mean_the_same_in_all_of_them() -> None:
+    """Each drawing numbers its own classes; together none says what another one means."""
+    svgs = [compact(SVG % WORDS), compact((SVG % "0").replace("fill: #1", "fill: #2")), compact(SVG % ' class="s0"')]
+    shared, sheet = with_shared_styles(svgs)
+    assert [styled(svg, sheet) for svg in shared] == [styled(svg, svg) for svg in svgs]
+    assert sheet.count("font-size:10px;fill:#1") == 1
+    assert not [svg for svg in shared if "<style" in svg or 'style="' in re.sub(r">[^<>]*<", "><", svg)]
+    assert f">{WORDS}</text>" in shared[0]
+    assert '> class="s0"</text>' in shared[2]
+
+
+def test_a_clip_stays_where_it_hides_something() -> None:
+    """The clip is from 1.5 to 4.83 and from 2 to 6: a step, a curve and a mark inside of it need none."""
+    inside = SVG.replace("M 0.125678 9\nL 9.999 0.5\nz", "M 1.5 6\nL 4.8333 2\nz").replace('x="1.239"', 'x="1.5"') % "0"
+    assert "clip" not in compact(inside)
+    for one, other in (('x="1.5" y="2" style', 'x="1.4" y="2" style'), ("M 1.5 6\nL", "M 1.5 6.1\nL")):
+        assert one in inside
+        assert compact(inside.replace(one, other)).count("clip-path=") == 1
+
+
+MARKS = """<svg viewBox="0 0 9 9"><defs><style type="text/css">*{}</style></defs>
+<defs>
+ <path id="ma" d="M 0 3
+L 1 2
+z
+" style="stroke: #1"/>
+</defs>
+<g><use xlink:href="#ma" x="1" y="2" style="fill: #1; stroke: #1"/><use xlink:href="#ma" x="2" y="2" style="%s"/></g>
+<defs>
+ <path id="mb" d="M 0 3
+L 1 2
+z
+" style="stroke: #2"/>
+</defs>
+<g><use xlink:href="#mb" x="3" y="2" style="fill: #2; stroke: #2"/></g>
+</svg>"""
+
+
+def test_marks_of_one_shape_share_it_where_each_use_says_its_colours() -> None:
+    found = compact(MARKS % "fill: #1; stroke: #1")
+    assert re.findall(r'<path id="0" d="M0 3L1 2z"/>', found) == re.findall(r"<path[^<>]*>", found)
+    assert re.findall(
+        r'<g style="fill:#1;stroke:#1">\s*<use xlink:href="#0" x="1" y="2"/><use[^<>]*"2"/>\s*</g>', found
+    )
+    assert '<use xlink:href="#0" x="3" y="2" style="fill:#2;stroke:#2"/>' in found
+    apart = compact(MARKS % "fill: #1")  # its edge has the colour that the shape says
+    assert re.findall(r'<path id="\d" d="M0 3L1 2z"([^<>]*)/>', apart) == [' style="stroke:#1"', ""]
+
+
+def test_steps_that_change_one_number_name_one() -> None:
+    svg = MARKS.replace("L 1 2", "L 4 3\nL 4.004 7.04\nL 4 7.04\nC 1 2 3 4 5 7.04\nL 6 7.04") % "fill: #1"
+    assert 'd="M0 3H4V7.04H4C1 2 3 4 5 7.04H6z"' in compact(svg)

@@ -109,7 +109,7 @@ def test_hostile_text_cannot_leave_its_place_on_the_page(nasty: tuple[Report, st
     assert page.open == []
     assert page.tags <= ours.tags | {"details", "summary", "pre"}
     assert not [name for name in page.names if name.startswith("on")]
-    assert page.scripts == [{}]
+    assert page.scripts == [{"type": "application/json", "id": "tips"}, {}]
     assert not ACTIVE.search(text)
     assert "alert(1)" in "".join(page.shown)
     assert "\\u202etxt\\x1b[31mred\\x00" in "".join(page.shown)

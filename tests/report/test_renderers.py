@@ -19,7 +19,7 @@ from ddbench.report import html as html_module
 from ddbench.report import plots
 from ddbench.report.build import build_report, report_on
 from ddbench.report.console import print_report
-from ddbench.report.document import Cell, Column, Download, Report, Section, Table, visible
+from ddbench.report.document import LONGEST, Cell, Column, Download, Report, Section, Table, visible
 from ddbench.report.html import render_html
 from ddbench.report.markdown import escape, render_markdown
 
@@ -270,6 +270,28 @@ def test_long_texts_are_cut_in_sight_and_whole_on_demand() -> None:
     assert f'title="{text}"' in html
 
 
+@pytest.mark.parametrize("name", ["full", "hostile_report"])
+def test_what_cells_say_on_demand_is_in_the_page_once(name: str, request) -> None:
+    """As a cell's own title, or, if several say it, in a list that the page's script reads by number."""
+    report = request.getfixturevalue(name)
+    text = render_html(report)
+    page = Page(text)
+    (kept,) = re.findall(r'<script type="application/json" id="tips">(.*?)</script>', text)
+    told = json.loads(kept)
+    numbers = [int(value) for _, key, value in page.attributes if key == "data-t"]
+    titles = [value for _, key, value in page.attributes if key == "title" and value]
+    assert len({*told, *titles}) == len(told) + len(titles)
+    assert {number: numbers.count(number) > 1 for number in numbers} == dict.fromkeys(range(len(told)), True)
+    counts = [numbers.count(number) for number in range(len(told))]
+    assert counts == sorted(counts, reverse=True)
+    cells = {cell.tip for table in tables_of(report) if not table.is_pairs for row in table.rows for cell in row}
+    columns = {column.tip for table in tables_of(report) if not table.is_pairs for column in table.columns}
+    pairs = {row[1].tip for table in tables_of(report) if table.is_pairs for row in table.rows}
+    long = {cell.text for table in tables_of(report) for row in table.rows for cell in row if len(cell.text) > LONGEST}
+    said = {visible(tip) for tip in cells | columns | pairs if tip}
+    assert said <= {*told, *titles} <= said | {visible(own) for own in long}
+
+
 def test_keys_are_told_where_what_is_shown_does_not_sort() -> None:
     """Several units, or words in place of a number; not where values are of one unit, or missing."""
     columns = {
@@ -409,5 +431,5 @@ def test_script_sorts_tells_and_saves(tmp_path: Path) -> None:
     assert found["closed"] is True
     assert found["link"] == ["data/r.csv", True]
     assert found["tips"] == [[cell.text + cell.detail, cell.tip] for cell in named]
-    assert page.count('title="what b is"') == 2
+    assert (page.count("what b is"), page.count('data-t="0"'), page.count('title="what a is"')) == (1, 2, 1)
     assert found["folded"] == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -14,9 +15,9 @@ from hypothesis import strategies as st
 
 from ddbench.cli import main
 from ddbench.errors import UserError
-from ddbench.harness.store import open_run
-from ddbench.records import OkResult
-from ddbench.scrub.folder import scrub
+from ddbench.harness.store import json_text, open_run
+from ddbench.records import OkResult, ResultFile
+from ddbench.scrub.folder import on_one_line, scrub
 
 from .conftest import MARK, everything_in, words_of, write_export, write_run
 
@@ -84,6 +85,15 @@ def test_a_run_without_strangers_words_stays_as_it_is(plain_run: Path, tmp_path:
         for name in ("requests", "rounds", "steps", "stages"):
             if isinstance(before.result(case_id), OkResult):
                 assert after.table(case_id, name).equals(before.table(case_id, name)), name
+
+
+def test_a_copied_result_is_one_line_that_says_the_same(plain_run: Path, tmp_path: Path) -> None:
+    done = scrub(plain_run, tmp_path / "copy", (), drop_traces=False)
+    for case_id in open_run(plain_run).done:
+        text = (done.path / "cases" / case_id / "result.json").read_text(encoding="utf-8")
+        assert text.count("\n") == 1
+        assert text == on_one_line(json_text(ResultFile(result=open_run(done.path).result(case_id))))
+        assert json.loads(on_one_line(text)) == json.loads(text)
 
 
 def test_a_scrubbed_run_is_read_and_scrubbing_it_again_changes_nothing(marked: dict[str, Any], tmp_path: Path) -> None:
