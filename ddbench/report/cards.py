@@ -125,5 +125,7 @@ def _overlap(one: Estimate, other: Estimate) -> bool:
 
 
 def few(names: list[str]) -> str:
-    shown = [units.shortened(name) for name in names[:3]]
+    """Short, as long as they can be told apart so."""
+    short = [units.shortened(name) for name in names[:3]]
+    shown = short if len(set(short)) == len(short) else names[:3]
     return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -16,7 +16,7 @@ from ddbench.records import OkResult, Parity
 from ddbench.report import cells, checks
 from ddbench.report.acceptance import acceptance
 from ddbench.report.arms import arm_cell, arms
-from ddbench.report.cards import cards
+from ddbench.report.cards import cards, few
 from ddbench.report.document import Section, Skipped, Table
 from ddbench.report.evidence import Evidence, evidence_of
 from ddbench.report.headline import ACCEPTANCE_LABELS, BUSY, headline
@@ -394,3 +394,10 @@ def test_long_labels_keep_both_ends() -> None:
     assert units.shortened(label, 40) == "ddtree materialize=f…iton node_budget=16"
     assert len(units.shortened(label, 41)) == 41
     assert units.shortened("chain", 5) == "chain"
+
+
+def test_names_are_shortened_only_as_far_as_they_can_be_told_apart() -> None:
+    names = [f"ddtree draft=oracle node_budget={budget} prompt_tokens=2048" for budget in (16, 64)]
+    assert few(names) == ", ".join(names)
+    assert few(names[:1]) == "ddtree draft=oracle … prompt_tokens=2048"
+    assert few(["ar", "chain", "ddtree", "prompt_lookup"]) == "ar, chain, ddtree and 1 more"
