@@ -6,7 +6,7 @@ Letters: B batch rows, N new tokens, H heads, R latent rank, Dr rotary dims. A p
 ELEMENTS / R of its heads; rotation in fp32, rounded once. No value meets another token's.
 
 Floor, K2.6 (64 heads, 512 + 64), 65 nodes: 9.6 MB in bf16 in and out, 2.2 us at 4.4 TB/s; 8 nodes 1.2 MB, 0.3 us.
-Measured on an H200 (`bench-ops`, cold): 2.8 us at batch 1. Prediction, in a graph: 2 us up to 8 nodes (one load and one
+Measured on an H200 (`bench-ops`, cold): 2.4 us at batch 1. Prediction, in a graph: 2 us up to 8 nodes (one load and one
 store deep), 3.5 us at 65 nodes, since the latent part was written just before and comes from L2. 16 requests of 65: 40
 us, DRAM binds. If it misses: let the product of the latent part write into the result directly (strided output), and
 rotate only.

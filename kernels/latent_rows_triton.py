@@ -12,9 +12,9 @@ batch.
 
 Floor, K2.6 (512 + 64), 65 nodes: 150 KB, nothing; 16 requests 2.4 MB, 0.6 us at 4.4 TB/s. With q (1536) in four fp32
 parts, 33 nodes: 1.3 MB, 0.3 us.
-On an H200 in a graph (`bench-ops`, cold) 2.5 us for one request, 2.8 us for 16; predicted 2 and 2.5: latency binds (one
+On an H200 in a graph (`bench-ops`, cold, 33 nodes) 1.8 us for one request, 2.2 us for 16; predicted 2 and 2.5: latency binds (one
 load, one sum over a warp, one store), as for the launches before it that it replaces. With q predicted 2.4 us for 33
-tokens in four parts, a sum over 16 warps instead of one; measured 2.0, and 2.6 for 16 requests.
+tokens in four parts, a sum over 16 warps instead of one; measured 2.0; 2.6 for 16 requests, in one part.
 If it misses: q's row of four parts is 24 KB for one multiprocessor. Two programs to a row would have to exchange their
 sums, so rather fewer parts.
 """

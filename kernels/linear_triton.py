@@ -31,7 +31,7 @@ ahead (`prefetch_triton`). Verify of SmolLM2-135M's shape, us, cuBLAS and this, 
 and 844, 920 and 810; 129 tokens 1062 and 1033, 984 and 983. In rounds of the model itself, by cuBLAS and by this with
 weights asked for: 68 tokens 884 and 797, but 144 tokens 970 and 934 and 272 tokens 1052 and 1115, where asking alone
 should save 80. So more than FEW_TOKENS go by here with the smallest weights only, which stay in L2 (nano-k2: verify 226
-us with 132 tokens, 271 by cuBLAS); how the model's rounds take that is not measured yet.
+us with 132 tokens, 266 by cuBLAS); how the model's rounds take that is not measured yet.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ inside; rounded after the norm and after the rotation, as when the ops run apart
 length and only then decides whether to write. No value meets another token's: company changes nothing.
 
 Floor, K2.6's drafter (64 and 8 heads of 128), a block of 8: 330 KB in bf16, nothing; 16 requests 5.2 MB, 1.2 us at 4.4
-TB/s. On an H200 in a graph (`bench-ops`, cold) 2.4 us for one request; predicted 2 us, and 3 us for 16: latency binds
+TB/s. On an H200 in a graph (`bench-ops`, cold) 1.8 us for one request; predicted 2 us, and 3 us for 16: latency binds
 (one load, one sum over eight threads, one store; 18 programs of one warp per token). If it misses: more heads in a
 program (tables and norms are loaded once for all of its heads), or fewer.
 """

@@ -23,9 +23,9 @@ chain of dependent launches with the product's reader:
     36864 x 7168        8         123.4    131.2   121.1          139.5   127.8            1      drafter, up
     7168 x 18432        8          61.7     69.7    64.5           76.8    65.5 in two     1      and down
 
-The reader alone is 1.3 to 3.1. On one of eight ranks of Kimi-K2.6 a layer's verify of 33 tokens fell from 250 to 229 us
-and verify from 17.1 to 16.1 ms, a plain decoding step from 9.2 to 8.1 ms, drafting from 2.4 to 2.2 ms, with
-`compressed_rows`. Predicted were 14 us a layer: shared experts' products also find room beside the routed ones now.
+That chain's reader alone is 1.3 to 3.1. On one of eight ranks of Kimi-K2.6 verify of 33 tokens fell from 17.1 to 16.1
+ms, a plain decoding step from 9.2 to 8.1 ms and drafting from 2.4 to 2.2 ms, with `compressed_rows` (predicted: 0.9 and
+0.17 ms). The shared experts' products find room beside the routed ones now.
 To ask for weights ahead of all this, into L2 from a side branch, made such layers slower (`prefetch_triton`). A head's
 weights, more than MAX_TILES tiles, are read at 4.4 TB/s by cuBLAS.
 """

@@ -6,7 +6,7 @@ A program holds COLUMNS columns of one row, 16 bytes of each half per thread in 
 fp32 inside, one rounding at the end. Elements never meet: a row's result does not depend on the batch.
 
 Floor, K2.6: shared expert (I 2048), 65 nodes: 0.8 MB, 0.2 us at 4.4 TB/s; dense layer (I 18432), 65 nodes: 7.2 MB,
-1.6 us; 16 requests 115 MB, 26 us. On an H200 in a graph (`bench-ops`, cold) 1.7-2.0 us up to 65 tokens; predicted 2 us
+1.6 us; 16 requests 115 MB, 26 us. On an H200 in a graph (`bench-ops`, cold) 1.1-1.3 us up to 65 tokens; predicted 2 us
 up to a MB (one load, an exponential and one store deep), then 85 % of the DRAM rate where the rows come from there;
 they mostly come from L2. Two fp32 parts, 33 tokens of the shared expert: 1.1 MB from L2, predicted 2 us as well.
 If it misses: into the epilogue of the product before it, at the cost of interleaving its gate and up rows.

@@ -10,7 +10,7 @@ looks at whether any node is still on its way, so the depth needs no bound from 
 
 Floor: B = 16, N = 65: 35 KB read, 17 KB ids and positions, 68 KB mask (bits alone: 12 KB): nothing. At N = 513 the mask
 is 4.2 MB, 1 us at 4.4 TB/s. What binds is a chain of loads: one from memory, then as many from the L1 cache as the tree
-is deep. On an H200 (`bench-ops`, cold, bits) 3.1 us at N = 65, batch 1, 3.5 us at 16. Prediction: 3 us whatever the
+is deep. On an H200 (`bench-ops`, cold, bits) 2.5 us at N = 65, batch 1, 2.8 us at 16. Prediction: 3 us whatever the
 batch (96 programs at 16), 5 us at N = 513, in a graph. If it misses: parents in registers (`tl.gather`) up to 128
 slots; programs that share the walk for several words.
 """
