@@ -6,15 +6,15 @@ Letters: B batch rows, N new tokens, Q rank of the compressed query, R latent ra
 X parts of a product whose inner dimension was split: fp32 sums left in memory, added here in their order.
 
 A program is one row, held in registers by one warp (R up to 512): no barrier. It loads its row beside the length and
-only then decides whether to write. With q its row is another program's, and both have as many warps as
-`rms_norm_triton` takes for it. fp32 inside, each result rounded once. Rows never meet: a row does not depend on the
-batch.
+only then decides whether to write. With q its row is another program's, and both have the warps that `rms_norm_triton`
+takes for a row of q's width (of rows below 512 it takes several at once). fp32 inside, each result rounded once. Rows
+never meet: a row does not depend on the batch.
 
 Floor, K2.6 (512 + 64), 65 nodes: 150 KB, nothing; 16 requests 2.4 MB, 0.6 us at 4.4 TB/s. With q (1536) in four fp32
 parts, 33 nodes: 1.3 MB, 0.3 us.
-On an H200 in a graph (`bench-ops`, cold, 33 nodes) 1.8 us for one request, 2.2 us for 16; predicted 2 and 2.5: latency binds (one
-load, one sum over a warp, one store), as for the launches before it that it replaces. With q predicted 2.4 us for 33
-tokens in four parts, a sum over 16 warps instead of one; measured 2.0; 2.6 for 16 requests, in one part.
+On an H200 in a graph (`bench-ops`, cold, 33 nodes) 1.8 us for one request, 2.2 us for 16; predicted 2 and 2.5: latency
+binds (one load, one sum over a warp, one store), as for the launches before it that it replaces. With q predicted 2.4
+us for 33 tokens in four parts, a sum over 16 warps instead of one; measured 2.0; 2.6 for 16 requests, in one part.
 If it misses: q's row of four parts is 24 KB for one multiprocessor. Two programs to a row would have to exchange their
 sums, so rather fewer parts.
 """

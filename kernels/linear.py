@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x [..., I] times weight [O, I] -> [..., O]."""
+def linear(x: torch.Tensor, weight: torch.Tensor, *, is_join: bool = False) -> torch.Tensor:
+    """x [..., I] times weight [O, I] -> [..., O]. `is_join` is for kernels: how they are launched."""
     return F.linear(x, weight)
 
 
 def linear_parts(x: torch.Tensor, weight: torch.Tensor, *, is_join: bool = False) -> torch.Tensor:
-    """The same as parts, to be added over the first dim: one, [1, ..., O]. `is_join` is for kernels."""
+    """The same as parts, to be added over the first dim: one, [1, ..., O]."""
     return F.linear(x, weight)[None]
 
 

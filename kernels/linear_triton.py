@@ -11,7 +11,7 @@ Products head by head (MLA's absorbed projections) are the same with a weight fo
 A program takes BLOCK_O rows of the weight and BLOCK_T tokens, the weight as the tall operand; columns are added in an
 order that the number of inputs decides alone, so that a token's result does not depend on its company. What counts is
 how much all programs read (from L2: a weight is read again for every tile of tokens), and that few of them wait for
-memory at once: tiles of 16 rows as long as all programs find a multiprocessor, of 32 beyond.
+memory at once: tiles of 16 rows as long as all programs find a multiprocessor, of 32 beyond, and of 64 for many heads.
 
 Measured on an H200 in a chain of dependent launches (norm, product, norm, ...), us for a norm and a product; bf16:
 

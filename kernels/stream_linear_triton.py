@@ -8,8 +8,8 @@ Letters: T tokens, I inputs, O outputs, S parts of I.
 
 A program takes 64 rows of the weight, the tall operand of the tensor cores, and one part of the columns; all tokens,
 padded to 16, 32 or 64, are the other operand. In how many parts depends on the weight's shape alone, columns are added
-in order: a token's result does not depend on its company. What counts is that all multiprocessors ask for memory all
-the time: `plan` takes as few parts as fill them.
+in order: a token's result does not depend on its company, as long as that is no more than MAX_TOKENS. What counts is
+that all multiprocessors ask for memory all the time: `plan` takes as few parts as fill them.
 
 Floor: the weight's bytes. Measured on an H200 over cold weights, us (floor at 4.29 TB/s): alone (`bench-ops`), and in a
 chain of dependent launches with the product's reader:

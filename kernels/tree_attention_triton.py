@@ -520,7 +520,7 @@ def _attention_entry(
 AOT = (
     _attention_entry("verify, GQA 32/8/128, up to 16 nodes", TILES_16_BIT["narrow"], 32, 4, 128, 0, "bf16", False),
     _attention_entry("verify, GQA 32/8/128, 17-64 nodes", TILES_16_BIT["wide"], 32, 4, 128, 0, "bf16", False),
-    _attention_entry("verify, GQA 9/3/64, any number of nodes", TILES_16_BIT["narrow"], 9, 3, 64, 0, "bf16", False),
+    _attention_entry("verify, GQA 9/3/64, few requests", TILES_16_BIT["narrow"], 9, 3, 64, 0, "bf16", False),
     _attention_entry("draft block, GQA 64/8/128, windowed", TILES_16_BIT["narrow"], 64, 8, 128, 2, "bf16", True),
     _attention_entry("nano-k2 draft block, GQA 8/4/32, fp32", TILE_32_BIT, 8, 2, 32, 2, "fp32", True),
     {

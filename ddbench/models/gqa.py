@@ -14,7 +14,7 @@ from torch import nn
 from ddbench.kernels.rope import rope
 from ddbench.models.inputs import VerifyAttention
 from ddbench.models.kernel_set import TORCH
-from ddbench.models.layers import Addend, JoinedProjections, Parts, RMSNorm, attention_scale, linear
+from ddbench.models.layers import JoinedProjections, Parts, RMSNorm, attention_scale, linear
 from ddbench.models.shapes import GQAShape, RopeShape
 
 
@@ -57,7 +57,7 @@ class GQAAttention(nn.Module):
         slots: Any,
         attention: VerifyAttention,
         plan: Any,
-    ) -> Addend:
+    ) -> Parts:
         """Write the new tokens' K/V to cache rows `slots`, then attend as `attention` does. -> parts of [B, N, M]."""
         k_cache, v_cache = cache
         q = self.kernels.qk_rows(*self._heads(x), *self._norms(), *rows, slots, k_cache, v_cache)

@@ -33,14 +33,13 @@ class Projection(nn.Linear):
     """A bias-free projection by the product of a set of kernels."""
 
     kernels = TORCH
-    is_join = False  # launched behind a join or a fork of streams: the usual way, whatever the set is
+    is_join = False  # launched behind a join or a fork of streams: the usual way, whatever else it is
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        assert not self.is_join, "ask for parts"
-        return self.kernels.linear(x, self.weight)
+    def forward(self, x: torch.Tensor, *, is_join: bool = False) -> torch.Tensor:
+        return self.kernels.linear(x, self.weight, is_join=is_join or self.is_join)
 
     def parts(self, x: torch.Tensor) -> torch.Tensor:
         """[..., I] -> [S, ..., O], to be added over S by who reads it."""
@@ -90,9 +89,11 @@ class JoinedProjections:
     @property
     def weights(self) -> tuple[torch.Tensor, ...]:
         """What the products read: the whole where joined."""
-        if self._weight is None or not self._is_joined:
-            return tuple(one.weight for one in self._linears)
-        return (self._weight,)
+        return tuple(one.weight for one in self._linears) if self._joined is None else (self._joined,)
+
+    @property
+    def _joined(self) -> torch.Tensor | None:
+        return self._weight if self._is_joined else None
 
     @property
     def _sizes(self) -> list[int]:
@@ -100,15 +101,13 @@ class JoinedProjections:
 
     def __call__(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
         """[..., M] -> each projection's [..., rows]; views of one tensor where joined."""
-        if self._weight is None or not self._is_joined:
+        if self._joined is None:
             return [one(x) for one in self._linears]
-        return self._linears[0].kernels.linear(x, self._weight).split(self._sizes, dim=-1)
+        return self._linears[0].kernels.linear(x, self._joined).split(self._sizes, dim=-1)
 
     def parts(self, x: torch.Tensor) -> torch.Tensor | None:
         """[..., M] -> [S, ..., all rows], to be added over S; None where they are not joined."""
-        if self._weight is None or not self._is_joined:
-            return None
-        return self._linears[0].kernels.linear_parts(x, self._weight)
+        return None if self._joined is None else self._linears[0].kernels.linear_parts(x, self._joined)
 
 
 class RMSNorm(nn.Module):
@@ -149,12 +148,13 @@ class SwiGLU(nn.Module):
         self.down = linear(width, hidden)
 
     def _hidden(self, x: torch.Tensor) -> torch.Tensor:
-        return self.kernels.swiglu(self.gate_up.parts(x), in_parts=True, dtype=x.dtype)
+        parts = self.gate_up.parts(x)
+        return self.kernels.swiglu(parts, in_parts=True, dtype=None if len(parts) == 1 else x.dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(self._hidden(x))
 
-    def addend(self, x: torch.Tensor) -> Addend:
+    def addend(self, x: torch.Tensor) -> Parts:
         """The same, its sum left to the norm that follows."""
         return Parts(self.down.parts(self._hidden(x)))
 

@@ -17,7 +17,7 @@ from torch import nn
 from ddbench.kernels.rope import rope
 from ddbench.models.inputs import VerifyAttention
 from ddbench.models.kernel_set import TORCH
-from ddbench.models.layers import Addend, JoinedProjections, Parts, RMSNorm, attention_scale, linear
+from ddbench.models.layers import JoinedProjections, Parts, RMSNorm, attention_scale, linear
 from ddbench.models.shapes import MLAShape, RopeShape
 
 
@@ -84,7 +84,7 @@ class MLAAttention(nn.Module):
         slots: Any,
         attention: VerifyAttention,
         plan: Any,
-    ) -> Addend:
+    ) -> Parts:
         """Write the new tokens' latent rows to cache rows `slots`, then attend as `attention` does.
 
         -> parts of [B, N, M].

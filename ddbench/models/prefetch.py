@@ -20,6 +20,7 @@ from torch import nn
 from ddbench.models.kernel_set import TORCH, KernelSet
 from ddbench.models.layers import Projection, SwiGLU
 
+HOPPER = 9  # the generation of GPUs that `kernels/prefetch_triton.py` asks
 FEW_TOKENS = 256  # as with `moe.OVERLAPPED_TOKENS`: for more, products wait for arithmetic (measured up to 132)
 LAYERS_IN_CACHE = 4  # the L2 holds so many of the largest layer, or no layer is asked for
 
@@ -66,7 +67,7 @@ class Prefetch:
         """`side_stream` is None where nothing runs beside anything: on a CPU, and in plain torch."""
         self._kernels = kernels
         self._stream = None
-        if side_stream is not None:
+        if side_stream is not None and torch.cuda.get_device_capability(side_stream.device)[0] == HOPPER:
             self.decide(side_stream, torch.cuda.get_device_properties(side_stream.device).L2_cache_size)
 
     def decide(self, side_stream: torch.cuda.Stream, cache_bytes: int) -> None:

@@ -95,7 +95,7 @@ class Target(nn.Module):
         In the model's dtype, but float32 where capped: to widen them is a pass over all of them that no choice needs.
         The first product behind a join of streams is launched the usual way (kernels/dependent_launch_triton.py).
         """
-        logits = TORCH.linear(hidden, self.lm_head.weight) if is_join else self.lm_head(hidden)
+        logits = self.lm_head(hidden, is_join=is_join)
         cap = self.shape.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits.float() / cap)
 

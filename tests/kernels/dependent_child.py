@@ -100,10 +100,14 @@ def compiled(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def entries(table: tuple[dict[str, Any], ...]) -> dict[str, dict[str, Any]]:
-    """The first entry of each kernel, and of each set of what it is compiled for that is not a size."""
+    """The first entry of each kernel, and of each set of what it is compiled for that is not a size.
+
+    Parts are no size: they are loads one after the other, and have other warps.
+    """
     found = {}
     for entry in table:
-        flags = sorted((name, value) for name, value in entry["constexprs"].items() if isinstance(value, bool))
+        constants = entry["constexprs"].items()
+        flags = sorted((name, value) for name, value in constants if isinstance(value, bool) or name == "PARTS")
         found.setdefault((entry["kernel"].fn.__name__, str(flags)), entry)
     return {entry["name"]: entry for entry in found.values()}
 

@@ -113,7 +113,7 @@ def check_only_small_products_suit():
 
 
 def check_parts_are_the_product_itself_where_it_is_not_split():
-    """Streamed, small or cuBLAS's: what is read as parts adds up to the product."""
+    """Small or cuBLAS's: what is read as parts adds up to the product."""
     for tokens, outputs, inputs in ((3, 96, 64), (3, 16, 2064)):
         x, weight = randn(tokens, inputs), randn(outputs, inputs, seed=1)
         parts = kernels.linear_parts_triton(x, weight, is_join=True)
@@ -132,6 +132,34 @@ def test_check(name, checked):
 def test_compiles_for_hopper_without_spills(compiled):
     assert {name for name, usage in compiled.items() if usage["STACK"] or usage["LOCAL"]} == set()
     assert max(usage["REG"] for usage in compiled.values()) <= 168
+
+
+@pytest.mark.parametrize("is_join", [False, True])
+def test_large_weights_are_streamed_and_told_of_a_join(monkeypatch, is_join):
+    """A launch behind a join must not begin early: no result would tell."""
+    calls = []
+
+    def stream(x, weight, *, may_split=False, is_join=False):
+        calls.append((may_split, is_join))
+        return torch.nn.functional.linear(x, weight)[None].expand(4 if may_split else 1, -1, -1)
+
+    monkeypatch.setattr(kernels.triton.knobs.runtime, "interpret", True)
+    monkeypatch.setattr(kernels, "is_streamed", lambda x, weight, may_split=False: True)
+    monkeypatch.setattr(kernels, "stream_linear_triton", stream)
+    x, weight = torch.zeros(2, 4), torch.zeros(3, 4)
+    assert kernels.linear_triton(x, weight, is_join=is_join).shape == (2, 3)
+    assert kernels.linear_parts_triton(x, weight, is_join=is_join).shape == (4, 2, 3)
+    assert calls == [(False, is_join), (True, is_join)]
+
+
+@pytest.mark.parametrize("is_join", [False, True])
+def test_a_small_product_behind_a_join_is_launched_the_usual_way(monkeypatch, is_join):
+    told = []
+    monkeypatch.setattr(kernels.triton.knobs.runtime, "interpret", True)
+    monkeypatch.setattr(kernels, "dependence", lambda out, is_join=False: told.append(is_join) or {})
+    monkeypatch.setattr(kernels, "_linear_kernel", {(1, 1, 1): lambda *args, **options: None})
+    kernels.linear_triton(torch.zeros(2, 16), torch.zeros(16, 16), wanted=True, is_join=is_join)
+    assert told == [is_join]
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="a CUDA device is there")
