@@ -13,9 +13,9 @@ per four.
 Floor: 2 bytes of traffic per byte moved. Kimi-K2.6 (61 layers x 576 x 2 B), B = 16, 7 rows each: 15.7 MB or 3.6 us at
 4.4 TB/s; Qwen3-8B (36 layers, K and V, 1024 x 2 B), the same: 33 MB or 7.5 us; a usual round moves 1 to 3 rows.
 Measured on an H200 in a graph: 2.5 us at batch 1, 7.1 us at 16 (K2.6, 7 rows moved, cold). Prediction: 4 us (K2.6, 3
-rows) to 9 us (Qwen3-8B, 7 rows), B = 16, in a graph: 976 and 1152 programs, one wave; two dependent loads and a store (2
-us) bind while few rows move, DRAM when all do. At L = 15 with every row moved Qwen3-8B has a floor of 16 us. If it misses:
-16-byte accesses in the SASS, then more columns' worth of programs (BLOCK_W 512) for latency.
+rows) to 9 us (Qwen3-8B, 7 rows), B = 16, in a graph: 976 and 1152 programs, one wave; two dependent loads and a store
+(2 us) bind while few rows move, DRAM when all do. At L = 15 with every row moved Qwen3-8B has a floor of 16 us. If it
+misses: 16-byte accesses in the SASS, then more columns' worth of programs (BLOCK_W 512) for latency.
 """
 
 from __future__ import annotations
