@@ -11,11 +11,6 @@ def linear(x: torch.Tensor, weight: torch.Tensor, *, is_join: bool = False) -> t
     return F.linear(x, weight)
 
 
-def linear_parts(x: torch.Tensor, weight: torch.Tensor, *, is_join: bool = False) -> torch.Tensor:
-    """The same as parts, to be added over the first dim: one, [1, ..., O]."""
-    return F.linear(x, weight)[None]
-
-
 def head_linear(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """Head h of every token, x [T, H, I], times its weight, [H, O, I] -> [T, H, O]; by strides without `out`."""
     heads_first = x.transpose(0, 1), weight.transpose(1, 2)

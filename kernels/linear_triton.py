@@ -198,10 +198,11 @@ def linear_triton(
 
 
 def linear_parts_triton(x: torch.Tensor, weight: torch.Tensor, *, is_join: bool = False) -> torch.Tensor:
-    """The same as [S, ..., O], to be added over S by who reads it: in x.dtype where S is 1, else fp32."""
-    if is_streamed(x, weight, may_split=True):
-        return stream_linear_triton(x, weight, may_split=True, is_join=is_join)
-    return linear_triton(x, weight, is_join=is_join)[None]
+    """The same, or [S, ..., O] in fp32, a dim more, for who reads it to add up: where the inner dimension is split."""
+    if not is_streamed(x, weight, may_split=True):
+        return linear_triton(x, weight, is_join=is_join)
+    parts = stream_linear_triton(x, weight, may_split=True, is_join=is_join)
+    return parts if len(parts) > 1 else parts[0]
 
 
 def head_linear_triton(

@@ -17,4 +17,5 @@ def swiglu(gate_up: torch.Tensor, *, in_parts: bool = False, dtype: torch.dtype 
     In parts [S, ..., 2I]: of their sum in fp32, which nothing rounds before the result.
     """
     gate, up = (added(gate_up) if in_parts else gate_up).chunk(2, dim=-1)
-    return (F.silu(gate) * up).to(dtype or gate_up.dtype)
+    out = F.silu(gate) * up
+    return out if dtype is None else out.to(dtype)

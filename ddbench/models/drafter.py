@@ -21,7 +21,6 @@ from ddbench.models.kernel_set import TORCH
 from ddbench.models.layers import (
     Addend,
     JoinedProjections,
-    Parts,
     RMSNorm,
     RotaryTable,
     SwiGLU,
@@ -155,7 +154,7 @@ class Drafter(nn.Module):
                 slots, k_cache[i], v_cache[i],
             )  # fmt: skip
             out = self.kernels.attend_block(q, k_cache[i], v_cache[i], plans[rule], attention.scale)
-            h, residual = layer.post_norm.add(Parts(attention.o_proj.parts(out.flatten(2))), residual)
+            h, residual = layer.post_norm.add(attention.o_proj.parts(out.flatten(2)), residual)
             x = layer.mlp.addend(h)
         x, _ = self.norm.add(x, residual)
         return target.logits(x[:, 1:], is_join=ahead.join())

@@ -14,7 +14,7 @@ from torch import nn
 from ddbench.kernels.rope import rope
 from ddbench.models.inputs import VerifyAttention
 from ddbench.models.kernel_set import TORCH
-from ddbench.models.layers import JoinedProjections, Parts, RMSNorm, attention_scale, linear
+from ddbench.models.layers import Addend, JoinedProjections, RMSNorm, attention_scale, linear
 from ddbench.models.shapes import GQAShape, RopeShape
 
 
@@ -57,11 +57,11 @@ class GQAAttention(nn.Module):
         slots: Any,
         attention: VerifyAttention,
         plan: Any,
-    ) -> Parts:
-        """Write the new tokens' K/V to cache rows `slots`, then attend as `attention` does. -> parts of [B, N, M]."""
+    ) -> Addend:
+        """Write the new tokens' K/V to cache rows `slots`, then attend as `attention` does. -> [B, N, M], or parts."""
         k_cache, v_cache = cache
         q = self.kernels.qk_rows(*self._heads(x), *self._norms(), *rows, slots, k_cache, v_cache)
-        return Parts(self.o_proj.parts(attention.gqa(q, k_cache, v_cache, plan, self.scale).flatten(2)))
+        return self.o_proj.parts(attention.gqa(q, k_cache, v_cache, plan, self.scale).flatten(2))
 
     def full(self, x: torch.Tensor, rows: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """Causal attention over whole sequences without a cache (training). [B, T, M] -> [B, T, M]."""

@@ -43,7 +43,7 @@ class KernelSet:
 
     name: str
     linear: Op
-    linear_parts: Op  # [S, ..., O], for readers that add (`in_parts`)
+    linear_parts: Op  # as `linear`, or [S, ..., O] fp32, a dim more, for readers that add (`in_parts`)
     head_linear: Op
     prefetch: Op  # (tensors): they are asked for into the L2 cache, where a device can be; no result depends on it
     token_rows: Op
@@ -98,7 +98,8 @@ def _latent_rows(
     """`kernels.latent_rows` for rows that are known to lie in the cache: to skip others takes ten ops a layer."""
     latent, k_rope = kv.split((len(norm_weight), kv.shape[-1] - len(norm_weight)), dim=-1)
     rotated = rope.rope(k_rope[:, :, None], cos_rows, sin_rows)[:, :, 0]
-    cache[rows] = torch.cat((rms_norm.rms_norm(latent, norm_weight, eps), rotated), dim=-1).to(cache.dtype)
+    new = torch.cat((rms_norm.rms_norm(latent, norm_weight, eps), rotated), dim=-1)
+    cache[rows] = new if new.dtype == cache.dtype else new.to(cache.dtype)  # wider: of parts
 
 
 def _compressed_rows(
@@ -184,7 +185,7 @@ def _commit_rows(
 TORCH = KernelSet(
     name="torch",
     linear=linear.linear,
-    linear_parts=linear.linear_parts,
+    linear_parts=linear.linear,
     head_linear=linear.head_linear,
     prefetch=_not_asked_for,
     token_rows=token_rows.token_rows,

@@ -22,7 +22,7 @@ from ddbench.models.shapes import Llama3Shape, RopeShape
 class Parts:
     """A product whose sum over its first dim is left to whoever reads it."""
 
-    sums: torch.Tensor  # [S, ..., M]: in the model's dtype where S is 1, else fp32
+    sums: torch.Tensor  # [S, ..., M] fp32, S > 1
 
 
 # What a layer adds to the residual stream, [..., M], or two such, or parts: whose sum is left to the norm that follows.
@@ -41,9 +41,14 @@ class Projection(nn.Linear):
     def forward(self, x: torch.Tensor, *, is_join: bool = False) -> torch.Tensor:
         return self.kernels.linear(x, self.weight, is_join=is_join or self.is_join)
 
-    def parts(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., I] -> [S, ..., O], to be added over S by who reads it."""
-        return self.kernels.linear_parts(x, self.weight, is_join=self.is_join)
+    def parts(self, x: torch.Tensor) -> torch.Tensor | Parts:
+        """[..., I] -> [..., O], or its parts, where the kernels split it."""
+        return _product(x, self.kernels.linear_parts(x, self.weight, is_join=self.is_join))
+
+
+def _product(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor | Parts:
+    """What `linear_parts` made of x: parts have a dim more."""
+    return Parts(out) if out.dim() > x.dim() else out
 
 
 def linear(in_features: int, out_features: int) -> Projection:
@@ -105,9 +110,11 @@ class JoinedProjections:
             return [one(x) for one in self._linears]
         return self._linears[0].kernels.linear(x, self._joined).split(self._sizes, dim=-1)
 
-    def parts(self, x: torch.Tensor) -> torch.Tensor | None:
-        """[..., M] -> [S, ..., all rows], to be added over S; None where they are not joined."""
-        return None if self._joined is None else self._linears[0].kernels.linear_parts(x, self._joined)
+    def parts(self, x: torch.Tensor) -> torch.Tensor | Parts | None:
+        """[..., M] -> [..., all rows], or its parts; None where they are not joined."""
+        if self._joined is None:
+            return None
+        return _product(x, self._linears[0].kernels.linear_parts(x, self._joined))
 
 
 class RMSNorm(nn.Module):
@@ -148,15 +155,17 @@ class SwiGLU(nn.Module):
         self.down = linear(width, hidden)
 
     def _hidden(self, x: torch.Tensor) -> torch.Tensor:
-        parts = self.gate_up.parts(x)
-        return self.kernels.swiglu(parts, in_parts=True, dtype=None if len(parts) == 1 else x.dtype)
+        gate_up = self.gate_up.parts(x)
+        if isinstance(gate_up, Parts):
+            return self.kernels.swiglu(gate_up.sums, in_parts=True, dtype=x.dtype)
+        return self.kernels.swiglu(gate_up)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(self._hidden(x))
 
-    def addend(self, x: torch.Tensor) -> Parts:
-        """The same, its sum left to the norm that follows."""
-        return Parts(self.down.parts(self._hidden(x)))
+    def addend(self, x: torch.Tensor) -> Addend:
+        """The same, its sum left to the norm that follows where it is split."""
+        return self.down.parts(self._hidden(x))
 
 
 class FixedPrecision(nn.Module):

@@ -17,7 +17,7 @@ from torch import nn
 from ddbench.kernels.rope import rope
 from ddbench.models.inputs import VerifyAttention
 from ddbench.models.kernel_set import TORCH
-from ddbench.models.layers import JoinedProjections, Parts, RMSNorm, attention_scale, linear
+from ddbench.models.layers import Addend, JoinedProjections, Parts, RMSNorm, attention_scale, linear
 from ddbench.models.shapes import MLAShape, RopeShape
 
 
@@ -60,13 +60,14 @@ class MLAAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """-> q_nope and q_rope, not yet rotated; the new tokens' latent rows are in the cache."""
         kv_norm = self.kv_a_norm
-        parts = None if self.shape.q_lora_rank is None else self.projections.parts(x)
-        if parts is None:
+        product = None if self.shape.q_lora_rank is None else self.projections.parts(x)
+        if product is None:
             q_nope, q_rope, kv = self._project(x)
             self.kernels.latent_rows(kv, kv_norm.weight, kv_norm.eps, *rows, slots, latent_cache)
             return q_nope, q_rope
         q_norm = self.q_a_norm
         norms = (q_norm.weight, kv_norm.weight, q_norm.eps, kv_norm.eps)
+        parts = product.sums if isinstance(product, Parts) else product[None]
         q = self.kernels.compressed_rows(parts, *norms, *rows, slots, latent_cache, x.dtype)
         return self._heads(self.q_b_proj(q))
 
@@ -84,10 +85,10 @@ class MLAAttention(nn.Module):
         slots: Any,
         attention: VerifyAttention,
         plan: Any,
-    ) -> Parts:
+    ) -> Addend:
         """Write the new tokens' latent rows to cache rows `slots`, then attend as `attention` does.
 
-        -> parts of [B, N, M].
+        -> [B, N, M], or its parts.
         """
         (latent_cache,) = cache
         q_nope, q_rope = self._project_and_write(x, rows, slots, latent_cache)
@@ -98,7 +99,7 @@ class MLAAttention(nn.Module):
         out = attention.mla(q, latent_cache, self.shape.kv_lora_rank, plan, self.scale)  # [B, N, H, R]
         values = x.new_empty(x.shape[0] * x.shape[1], self.shape.num_heads, self.shape.v_head_dim)  # [B*N, H, v]
         self.kernels.head_linear(out.flatten(0, 1), w_v, out=values)
-        return Parts(self.o_proj.parts(values.view(*x.shape[:2], -1)))
+        return self.o_proj.parts(values.view(*x.shape[:2], -1))
 
     def full(self, x: torch.Tensor, rows: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """Causal attention over whole sequences, keys and values expanded (training). [B, T, M] -> [B, T, M]."""

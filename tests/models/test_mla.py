@@ -19,7 +19,7 @@ def linear_parts(num_parts: int):
 
     def run(x: torch.Tensor, weight: torch.Tensor, *, is_join: bool = False) -> torch.Tensor:
         if num_parts == 1:
-            return F.linear(x, weight)[None]
+            return F.linear(x, weight)
         halves = zip(x.float().chunk(num_parts, -1), weight.float().chunk(num_parts, -1), strict=True)
         return torch.stack([F.linear(*half) for half in halves])
 
