@@ -62,11 +62,13 @@ class Prefetch:
         self._kernels = TORCH
         self._stream: torch.cuda.Stream | None = None  # where the layers are small
         self._outgrows_cache = False
+        self._asked: tuple[list[torch.Tensor], ...] = ()  # each layer's weights, once a branch needs them
 
     def use(self, kernels: KernelSet, side_stream: torch.cuda.Stream | None) -> None:
         """`side_stream` is None where nothing runs beside anything: on a CPU, and in plain torch."""
         self._kernels = kernels
         self._stream = None
+        self._asked = ()  # other kernels join other projections
         if side_stream is not None and torch.cuda.get_device_capability(side_stream.device)[0] == HOPPER:
             self.decide(side_stream, torch.cuda.get_device_properties(side_stream.device).L2_cache_size)
 
@@ -86,24 +88,31 @@ class Prefetch:
 
     def branch(self, num_tokens: int, *, behind: Prefetch | None = None) -> Branch:
         """Of one forward, one that does nothing where it is not wanted."""
-        is_wanted = self.is_wanted(num_tokens, behind=behind)
-        return Branch(self._layers, self._kernels, self._stream if is_wanted else None)
+        if not self.is_wanted(num_tokens, behind=behind):
+            return Branch((), self._kernels, None)
+        self._asked = self._asked or tuple(map(weights, self._layers))
+        return Branch(self._asked, self._kernels, self._stream)
 
 
 class Branch:
     """Beside one forward; nothing where there is no stream for it."""
 
-    def __init__(self, layers: Sequence[Layer], kernels: KernelSet, stream: torch.cuda.Stream | None) -> None:
-        self._layers, self._kernels, self._stream = layers, kernels, stream
+    def __init__(
+        self,
+        asked: Sequence[Sequence[torch.Tensor]],  # the weights of each layer
+        kernels: KernelSet,
+        stream: torch.cuda.Stream | None,
+    ) -> None:
+        self._asked, self._kernels, self._stream = asked, kernels, stream
         self._is_open = False
 
     def fork(self, layer: int) -> None:
         """At the start of a layer: ask for the weights of the one behind it."""
-        if self._stream is None or layer + 1 >= len(self._layers):
+        if self._stream is None or layer + 1 >= len(self._asked):
             return
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            self._kernels.prefetch(weights(self._layers[layer + 1]))
+            self._kernels.prefetch(self._asked[layer + 1])
         self._is_open = True
 
     def join(self) -> bool:

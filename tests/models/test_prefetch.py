@@ -261,11 +261,11 @@ def test_a_prefill_asks_for_nothing(device, heads, session, make_ids) -> None:
 def test_a_branch_that_was_not_forked_is_not_joined(device) -> None:
     """Of a model of one layer; and a second join finds nothing."""
     target, _ = small_pair()
-    alone = Branch(target.layers[:1], TORCH, device.side)
+    alone = Branch([weights(target.layers[0])], TORCH, device.side)
     alone.fork(0)
     assert not alone.join()
     assert device.log == []
-    branch = Branch(target.layers, TORCH, device.side)
+    branch = Branch([weights(layer) for layer in target.layers], TORCH, device.side)
     branch.fork(0)
     assert (branch.join(), branch.join()) == (True, False)
     assert device.log == ["side waits for main", "main waits for side"]
