@@ -38,9 +38,9 @@ class Errand:
     device: str
     timeout_s: int
     on_phase: Callable[[str], None]
-    counted_kernels: str = ""  # as `CaptureSpec` says
-    counters: Counters = "all"
-    samples_per_s: int = 100_000
+    counted_kernels: str  # these three as `CaptureSpec` says
+    counters: Counters
+    samples_per_s: int
 
     @property
     def raw(self) -> Path:
