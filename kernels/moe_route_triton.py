@@ -20,7 +20,7 @@ Floor, K2.6 (E 384, M 7168): 5.5 MB of gate in bf16, 1.3 us at 4.4 TB/s; 65 node
 Measured on an H200 in a graph, before both of these: 8.7 us for a token, 10.6 for 64, of which the product 5.8 and the
 choice 4.2. Prediction: 6 and 8 us (a launch less to wait for, 1 to 1.5 us; the choice's maxima 0.5 us instead of 1.5).
 The gate does not stay in L2 between two rounds of a whole model. fp32 runs outside of the tensor cores: not fast.
-If it misses: `Plan.prefetch`, with a kernel before this that lets its dependents begin early; tiles of 16 experts.
+If it misses: tiles of 16 experts.
 """
 
 from __future__ import annotations
@@ -47,36 +47,11 @@ class Tile(NamedTuple):
     num_stages: int
 
 
-class Plan(NamedTuple):
-    """What may be asked of the launches, without a change of any result's bits."""
-
-    dependent: bool  # begin while the launch before ends; Hopper only
-    prefetch: bool  # the gate into L2 before waiting for that launch; 16-bit gates, dependent launches only
-
-
-PLAN = Plan(dependent=True, prefetch=False)
 GROUP = 128  # experts of which a warp chooses
 NO_BITS = tl.constexpr(-(2**31))  # of a score: below or equal to all
 NO_EXPERT = tl.constexpr(2**31 - 1)
 TILE_16_BIT = Tile(experts=32, columns=128, most_tokens=64, num_warps=4, num_stages=5)
 TILE_32_BIT = Tile(experts=32, columns=32, most_tokens=32, num_warps=4, num_stages=3)
-
-
-@triton.jit
-def _prefetch_rows(gate_ptr, begin, HIDDEN: tl.constexpr, BLOCK_E: tl.constexpr, COLUMNS: tl.constexpr):
-    """A tile of 16-bit weights into L2: four pieces of a row by a copy of its own, which nobody waits for."""
-    piece = tl.arange(0, 4 * BLOCK_E)
-    row = tl.program_id(0) * BLOCK_E + piece // 4
-    at = gate_ptr + row.to(tl.int64) * HIDDEN + (begin + piece % 4 * (COLUMNS // 4))
-    tl.static_assert(COLUMNS % 32 == 0)
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
-        "=r,l,r",
-        [at, tl.full((4 * BLOCK_E,), COLUMNS // 2, tl.int32)],  # in bytes
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -93,7 +68,6 @@ def _gate_kernel(
     COLUMNS: tl.constexpr,  # of a step
     WIDE: tl.constexpr,  # products of fp32: two operands of different types, or the interpreter, whose bf16 is wrong
     IS_DEPENDENT: tl.constexpr,
-    PREFETCH: tl.constexpr,
 ):
     """Grid: tiles of experts, segments, blocks of tokens."""
     EVEN: tl.constexpr = HIDDEN % (STEPS * COLUMNS) == 0 and EXPERTS % BLOCK_E == 0
@@ -107,9 +81,6 @@ def _gate_kernel(
     gate_at = gate_ptr + expert.to(tl.int64) * HIDDEN + (begin + column)[None, :]
     x_at = x_ptr + token * HIDDEN + (begin + column)[:, None]
     acc = tl.zeros((BLOCK_E, BLOCK_T), tl.float32)
-    if PREFETCH:
-        tl.static_assert(EVEN and HIDDEN % 8 == 0)
-        _prefetch_rows(gate_ptr, begin, HIDDEN, BLOCK_E, STEPS * COLUMNS)
     wait_for_launch_before(IS_DEPENDENT)
     for step in range(STEPS):
         k = step * COLUMNS
@@ -225,11 +196,6 @@ def _choice(experts: int, segments: int, top_k: int) -> tuple[dict[str, int], in
     return sizes, min(8, block // per_group)
 
 
-def _dependence(plan: Plan, x: torch.Tensor) -> dict[str, Any]:
-    """What a launch is told of the one before."""
-    return dependence(x) if plan.dependent else {"IS_DEPENDENT": False}
-
-
 def moe_route_triton(
     x: torch.Tensor,  # [T, M]
     gate_weight: torch.Tensor,  # [E, M]
@@ -238,7 +204,6 @@ def moe_route_triton(
     scaling: float,
     *,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,  # ids [T,k] int64 and weights [T,k] fp32, to be written
-    plan: Plan = PLAN,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """-> (expert ids [T,k] int64, weights [T,k] fp32), best first; equal scores go to the lower expert id.
 
@@ -274,11 +239,9 @@ def moe_route_triton(
     sizes = _product(tile, experts, hidden, num_tokens, steps, wide or triton.knobs.runtime.interpret)
     partial = torch.empty((segments, num_tokens, experts), dtype=torch.float32, device=x.device)
     grid = (triton.cdiv(experts, tile.experts), segments, triton.cdiv(num_tokens, sizes["BLOCK_T"]))
-    told = _dependence(plan, x)
-    is_even = hidden % (steps * tile.columns) == 0 and experts % tile.experts == 0
-    prefetch = plan.prefetch and told["IS_DEPENDENT"] and is_even and not wide
+    told = dependence(x)
     _gate_kernel[grid](
-        x, gate_weight, partial, num_tokens, **sizes, PREFETCH=prefetch, **told, num_warps=tile.num_warps,
+        x, gate_weight, partial, num_tokens, **sizes, **told, num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )  # fmt: skip
     choice, num_warps = _choice(experts, segments, top_k)
@@ -288,9 +251,7 @@ def moe_route_triton(
     return ids, weights
 
 
-def _gate_entry(
-    name: str, element: str, experts: int, hidden: int, num_tokens: int, prefetch: bool = False
-) -> dict[str, Any]:
+def _gate_entry(name: str, element: str, experts: int, hidden: int, num_tokens: int) -> dict[str, Any]:
     tile = TILE_32_BIT if element == "fp32" else TILE_16_BIT
     pointers = {"x_ptr": f"*{element}", "gate_ptr": f"*{element}", "partial_ptr": "*fp32"}
     steps = _segments(tile, experts, hidden)[1]
@@ -298,8 +259,7 @@ def _gate_entry(
         "name": f"gate-{name}-{element}-t{num_tokens}",
         "kernel": _gate_kernel,
         "signature": {**pointers, "num_tokens": "i32"},
-        "constexprs": _product(tile, experts, hidden, num_tokens, steps, element == "fp32")
-        | {"IS_DEPENDENT": True, "PREFETCH": prefetch},
+        "constexprs": _product(tile, experts, hidden, num_tokens, steps, element == "fp32") | {"IS_DEPENDENT": True},
         "divisible_by_16": tuple(pointers),
         "num_warps": tile.num_warps,
         "num_stages": tile.num_stages,
@@ -322,7 +282,6 @@ def _choose_entry(name: str, tile: Tile, experts: int, hidden: int, top_k: int) 
 
 AOT = (
     *(_gate_entry("k2.6", "bf16", 384, 7168, num_tokens) for num_tokens in (16, 32, 64)),
-    _gate_entry("k2.6-prefetch", "bf16", 384, 7168, 16, prefetch=True),
     *(_gate_entry("k2.6", "fp32", 384, 7168, num_tokens) for num_tokens in (16, 32)),
     *(_gate_entry("nano-k2", element, 16, 256, 64) for element in ("bf16", "fp32")),
     _choose_entry("k2.6", TILE_16_BIT, 384, 7168, 8),
