@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from .rms_norm import added, rms_norm
+from .linear import added
+from .rms_norm import rms_norm
 from .rope import rope
 
 

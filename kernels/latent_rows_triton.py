@@ -28,7 +28,8 @@ import triton
 import triton.language as tl
 
 from .dependent_launch_triton import dependence, wait_for_launch_before
-from .rms_norm_triton import load_added, num_warps_for, part_layout
+from .rms_norm_triton import num_warps_for
+from .stream_linear_triton import load_added, part_layout
 
 
 @triton.jit

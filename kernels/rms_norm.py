@@ -5,21 +5,15 @@ Letters: M hidden (or head dim for the per-head norms), S parts of a product who
 
 from __future__ import annotations
 
-from functools import reduce
-
 import torch
 import torch.nn.functional as F
+
+from .linear import added
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """`x / sqrt(mean(x^2) + eps) * weight` over the last dim, [..., M] -> [..., M]; fp32 inside, result in x.dtype."""
     return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
-
-
-def added(parts: torch.Tensor) -> torch.Tensor:
-    """The sum of parts [S, ...] in their order -> [...] fp32 (fp64 of fp64); a single part stays as it is."""
-    wide = torch.promote_types(parts.dtype, torch.float32)
-    return parts[0] if len(parts) == 1 else reduce(torch.add, parts.to(wide).unbind())
 
 
 def add_rms_norm(

@@ -29,19 +29,10 @@ import triton
 import triton.language as tl
 
 from .dependent_launch_triton import dependence, wait_for_launch_before
+from .stream_linear_triton import load_added, part_layout
 
 TILE_ELEMENTS = 4096  # short rows: elements a program holds
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
-
-@triton.jit
-def load_added(source, mask, part_stride, PARTS: tl.constexpr):
-    """fp32 sum, in their order, of what stands at `source` and every `part_stride` elements behind it."""
-    total = tl.load(source, mask=mask, other=0).to(tl.float32)
-    for _ in tl.static_range(1, PARTS):
-        source += part_stride
-        total += tl.load(source, mask=mask, other=0).to(tl.float32)
-    return total
 
 
 @triton.jit(do_not_specialize=["num_rows", "inner_rows"])
@@ -162,11 +153,6 @@ def _norm(
         num_warps=num_warps_for(block_r * block, num_parts),
         **dependence(x, is_join=more is not None),  # what comes in two parts may come from two streams
     )  # fmt: skip
-
-
-def part_layout(parts: torch.Tensor) -> tuple[int, int]:
-    """-> how many, and the elements from one to the next: 0 of a single one, so that all of them run one kernel."""
-    return len(parts), parts.stride(0) if len(parts) > 1 else 0
 
 
 def _dense_like(x: torch.Tensor) -> torch.Tensor:

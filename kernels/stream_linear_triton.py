@@ -69,6 +69,16 @@ class Plan(NamedTuple):
         return self.tiles * self.parts / (self.waves * NUM_SMS * self.residents)
 
 
+@triton.jit
+def load_added(source, mask, part_stride, PARTS: tl.constexpr):
+    """fp32 sum, in their order, of what stands at `source` and every `part_stride` elements behind it."""
+    total = tl.load(source, mask=mask, other=0).to(tl.float32)
+    for _ in tl.static_range(1, PARTS):
+        source += part_stride
+        total += tl.load(source, mask=mask, other=0).to(tl.float32)
+    return total
+
+
 @triton.jit(do_not_specialize=["num_tokens"])
 def _stream_linear_kernel(
     x_ptr,  # [T, INPUTS]
@@ -171,6 +181,11 @@ def stream_linear_triton(
             **dependence(out, is_join=is_join), num_warps=4, num_stages=num_stages if x.element_size() == 2 else 2,
         )  # fmt: skip
     return out
+
+
+def part_layout(parts: torch.Tensor) -> tuple[int, int]:
+    """-> how many, and the elements from one to the next: 0 of a single one, so that all of them run one kernel."""
+    return len(parts), parts.stride(0) if len(parts) > 1 else 0
 
 
 def is_wanted(x: torch.Tensor, weight: torch.Tensor, may_split: bool = False) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from .rms_norm import added
+from .linear import added
 
 
 def swiglu(gate_up: torch.Tensor, *, in_parts: bool = False, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -115,7 +115,7 @@ def _compressed_rows(
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """`kernels.compressed_rows`, likewise."""
-    q, kv = rms_norm.added(parts).split((len(q_weight), parts.shape[-1] - len(q_weight)), dim=-1)
+    q, kv = linear.added(parts).split((len(q_weight), parts.shape[-1] - len(q_weight)), dim=-1)
     _latent_rows(kv, kv_weight, kv_eps, cos_rows, sin_rows, rows, cache)
     return rms_norm.rms_norm(q, q_weight, q_eps).to(dtype or parts.dtype)
 

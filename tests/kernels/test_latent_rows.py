@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from ddbench.kernels.latent_rows import compressed_rows, latent_rows, write_rows
-from ddbench.kernels.rms_norm import added, rms_norm
+from ddbench.kernels.linear import added
+from ddbench.kernels.rms_norm import rms_norm
 from ddbench.reference import latent_rows as spec
 
 
