@@ -20,9 +20,14 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def _path(*first: Path) -> str:
+    """The caller's own path for modules behind these: dependencies may be there."""
+    return os.pathsep.join(filter(None, (*map(str, first), os.environ.get("PYTHONPATH"))))
+
+
 def _child(mode: str, module: Path, env: dict[str, str]) -> dict[str, object]:
     command = [sys.executable, str(Path(__file__).with_name("triton_child.py")), mode, str(module)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env}
+    env = {**os.environ, "PYTHONPATH": _path(ROOT), "OMP_NUM_THREADS": "1", **env}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -48,7 +53,7 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, 
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
         cache = str(tmp_path_factory.mktemp("cache"))
         paths = {
-            "PYTHONPATH": os.pathsep.join((str(ROOT), str(Path(__file__).parent))),
+            "PYTHONPATH": _path(ROOT, Path(__file__).parent),
             "TRITON_CACHE_DIR": cache,
             "OMP_NUM_THREADS": "1",
         }
