@@ -260,6 +260,16 @@ def accept_and_cut_triton(
     return path, num_accepted, emitted, num_emitted, finished
 
 
+def accept_token_triton(
+    tokens: torch.Tensor,  # [B, 1] int64 the target's choices
+    stop_ids: torch.Tensor,  # [B, Q] int64, padded with -1; a pad never matches
+    remaining: torch.Tensor,  # [B] int64 tokens the request may still emit
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`accept_and_cut_triton` of trees that are roots alone, as an autoregressive step has them."""
+    # A root's own token, parent and number of nodes are not looked at: what has their shapes stands in.
+    return accept_and_cut_triton(tokens, tokens, remaining, tokens, stop_ids, remaining, 0)
+
+
 def posterior_chunks(num_rows: int, vocab: int) -> tuple[int, int]:
     """-> (chunks a row of logits is split into, steps of BLOCK_V in each)."""
     tiles = triton.cdiv(vocab, BLOCK_V)

@@ -9,6 +9,8 @@ its pointer is the 2^s-th; so ceil(log2(depth + 1)) row gathers replace a walk o
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 
 
@@ -40,3 +42,25 @@ def tree_compile(
         jump = jump.gather(1, jump)
         visible = visible | visible.gather(1, jump.unsqueeze(2).expand(-1, -1, slots))
     return input_ids, positions, visible
+
+
+def tree_compile_chain(
+    tokens: torch.Tensor,  # [B, N] int64
+    parents: torch.Tensor,  # [B, N] int64, not looked at: a chain's nodes follow each other
+    depths: torch.Tensor,  # [B, N] int64, likewise
+    num_nodes: torch.Tensor,  # [B] int64, likewise
+    anchors: torch.Tensor,  # [B] int64 token ids
+    lengths: torch.Tensor,  # [B] int64 committed rows
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of chains, whose order is the causal one: -> input_ids and positions [B, N] int64, without a mask.
+
+    Unused slots come last, where no used one sees them: their id is a legal one and their position any.
+    """
+    input_ids = tokens.clamp(min=0)
+    input_ids[:, 0] = anchors
+    return input_ids, lengths[:, None] + _offsets(tokens.shape[1], tokens.device)
+
+
+@lru_cache(maxsize=64)
+def _offsets(slots: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(slots, device=device)

@@ -64,6 +64,8 @@ def _tree_compile_kernel(
         tl.store(input_ids_ptr + at, tl.where(node == 0, tl.load(anchors_ptr + request), token), mask=is_slot)
         tl.store(positions_ptr + at, tl.load(lengths_ptr + request) + depth, mask=is_slot)
 
+    if not (HAS_BYTES or HAS_BITS):
+        return
     sees = tl.where(node // WORD == word, 1 << (node % WORD), 0)  # itself
     # Parents precede their children: what does not is no parent, so the walk ends and leaves no request's slots.
     current = tl.where((parent >= 0) & (parent < node), parent, -1).to(tl.int32)
@@ -112,7 +114,7 @@ def _compile(
     assert all(t.shape == (batch, slots) for t in (parents, depths, *out)), f"tokens have {tuple(tokens.shape)}"
     assert all(t.shape == (batch,) for t in (nodes, *context)), f"tokens have {tuple(tokens.shape)}"
     assert visible is None or visible.shape == (batch, slots, slots), f"tokens have {tuple(tokens.shape)}"
-    words = num_words(slots)
+    words = num_words(slots) if visible is not None or bits is not None else 1
     if bits is not None:
         if bits.dtype != torch.int32 or bits.shape[:2] != (batch, slots) or bits.shape[2] < words:
             raise ValueError(
@@ -177,6 +179,26 @@ def tree_compile_bits_triton(
     return input_ids, positions, packed
 
 
+def tree_compile_chain_triton(
+    tokens: torch.Tensor,  # [B, N] int64
+    parents: torch.Tensor,  # [B, N] int64
+    depths: torch.Tensor,  # [B, N] int64
+    num_nodes: torch.Tensor,  # [B] int64, root not counted
+    anchors: torch.Tensor,  # [B] int64 token ids
+    lengths: torch.Tensor,  # [B] int64 committed rows
+    *,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,  # the results, to be written
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Without a mask, for chains, whose order is the causal one: -> input_ids and positions [B, N].
+
+    Unused slots get id 0 and the anchor's position.
+    """
+    if out is None:
+        out = (torch.empty_like(tokens), torch.empty_like(tokens))
+    _compile((tokens, parents, depths, num_nodes), (anchors, lengths), out, None, None)
+    return out
+
+
 _SIGNATURE = {
     **dict.fromkeys(("tokens_ptr", "parents_ptr", "depths_ptr", "num_nodes_ptr", "anchors_ptr"), "*i64"),
     **dict.fromkeys(("lengths_ptr", "input_ids_ptr", "positions_ptr"), "*i64"),
@@ -206,4 +228,9 @@ def _entry(name: str, has_bytes: bool, has_bits: bool) -> dict[str, Any]:
     }
 
 
-AOT = (_entry("bytes-and-bits", True, True), _entry("bytes", True, False), _entry("bits", False, True))
+AOT = (
+    _entry("bytes-and-bits", True, True),
+    _entry("bytes", True, False),
+    _entry("bits", False, True),
+    _entry("chain", False, False),
+)

@@ -183,6 +183,7 @@ class GraphExecutor(Executor):
         with probe.stage(Stage.COMMIT):  # this is how the round's tokens reach the host
             host.copy_(recording.report, non_blocking=True)
         slot.arrived.record()
+        recording.tell(probe)  # after the copy: one launched to an idle device would be charged for its way there
         return slot._replace(host=host)
 
     def counters(self) -> dict[str, int]:

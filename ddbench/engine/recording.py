@@ -62,10 +62,7 @@ class Recording:
         return 1 + sum(segment.graph is None for segment in self.segments)
 
     def replay(self, probe: Probe, stretches: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]) -> None:
-        """Launch it all, a pair of events around every stretch.
-
-        With marks, waits for the end and tells the probe each stage's time on the device.
-        """
+        """Launch it all, a pair of events around every stretch."""
         pairs = iter(stretches)
         begin, end = next(pairs)
         begin.record()
@@ -79,6 +76,9 @@ class Recording:
                     _wait_and_run(segment, probe)
                     begin.record()
         end.record()
+
+    def tell(self, probe: Probe) -> None:
+        """Tell each stage's time on the device, where there are marks; waits for all that was launched by then."""
         if self.marks:
             torch.cuda.current_stream().synchronize()
             for mark in self.marks:

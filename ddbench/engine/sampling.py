@@ -43,15 +43,7 @@ class Sampler(Part, ABC):
 
     def step(self, logits: torch.Tensor, batch: Batch) -> Accepted:
         """Without a tree, logits [B, 1, V]: one token per request that is not idle."""
-        tokens = self.choose(logits)  # [B, 1]
-        none = torch.zeros_like(tokens)
-        return Accepted(
-            path=none,
-            num_accepted=none[:, 0],
-            tokens=tokens,
-            num_emitted=batch.remaining.clamp(max=1),
-            finished=(batch.remaining <= 1) | (tokens == batch.stop_ids).any(1),
-        )
+        return Accepted(*self._kernels.accept_token(self.choose(logits), batch.stop_ids, batch.remaining))
 
 
 class GreedySampler(Sampler):

@@ -27,8 +27,7 @@ class ChainBuilder(Part):
         self._kernels = setting.kernels
 
     def __call__(self, logits: torch.Tensor, launch: Launch = AT_ONCE) -> DraftTree:
-        log_probs, token_ids = self._kernels.draft_topk(logits, 1)
-        return _marked(DraftTree(*tree_build.tree_build_chain(log_probs, token_ids)), log_probs)
+        return DraftTree(*self._kernels.tree_build_chain(*self._kernels.draft_topk(logits, 1)))
 
 
 class BestFirstBuilder(Part, ABC):
@@ -78,7 +77,9 @@ class HeapBuilder(BestFirstBuilder):
         # The search refuses NaN; the mark on the root reports it in the same way for all builders.
         search.fetch(log_probs.masked_fill(log_probs.isnan(), -torch.inf), token_ids)
         launch.on_host(search.search)
-        return _marked(DraftTree(*search.send()), log_probs)
+        tree = DraftTree(*search.send())
+        tree.scores[:, 0].masked_fill_(has_nan(log_probs), torch.nan)
+        return tree
 
 
 class DeviceBuilder(BestFirstBuilder):
@@ -86,12 +87,6 @@ class DeviceBuilder(BestFirstBuilder):
 
     def _build(self, log_probs: torch.Tensor, token_ids: torch.Tensor, launch: Launch) -> DraftTree:
         return DraftTree(*self._kernels.tree_build(log_probs, token_ids, self._node_budget))
-
-
-def _marked(tree: DraftTree, log_probs: torch.Tensor) -> DraftTree:
-    """Give trees built from NaN a root score of NaN: the host learns of it when it reads the round."""
-    tree.scores[:, 0].masked_fill_(has_nan(log_probs), torch.nan)
-    return tree
 
 
 TREE_BUILDERS = {

@@ -5,8 +5,6 @@ Letters: B batch rows, N tree node slots, the root included.
 
 from __future__ import annotations
 
-import torch
-
 from ddbench.engine.batch import Batch
 from ddbench.engine.types import CaseFacts, DraftTree, Part, Setting
 from ddbench.models.inputs import VerifyInputs
@@ -24,14 +22,15 @@ class CausalCompiler(Part):
         return None
 
     def __init__(self, setting: Setting) -> None:
-        self._offsets = torch.arange(setting.facts.block_size, device=setting.device)  # [N]
+        self._compile = setting.kernels.tree_compile_chain
 
     def __call__(self, tree: DraftTree, batch: Batch) -> VerifyInputs:
-        input_ids = tree.tokens.clamp(min=0)  # unused slots come last: no used one sees them
-        input_ids[:, 0] = batch.anchors
+        input_ids, positions = self._compile(
+            tree.tokens, tree.parents, tree.depths, tree.num_nodes, batch.anchors, batch.lengths
+        )
         return VerifyInputs(
             input_ids=input_ids,
-            positions=batch.lengths[:, None] + self._offsets,
+            positions=positions,
             lengths=batch.lengths,
             visible=None,
             context_bound=batch.context_bound,

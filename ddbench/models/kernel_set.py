@@ -62,10 +62,13 @@ class KernelSet:
     attend_block: Op  # (q [B, N, H, D], k and v [B, S, G, D], plan, scale) -> [B, N, H, D]
     draft_topk: Op
     tree_build: Op  # a root's score is NaN where one of the request's log-probabilities is
+    tree_build_chain: Op  # (log_probs and token_ids [B, L, 1]); likewise
     greedy: Op  # logits [B, N, V] -> [B, N] int64, ties to the lower id
     tree_compile: Op
     tree_compile_bits: Op  # the same with the mask in bits, [B, N, W] int32, W even; for attention that reads them
+    tree_compile_chain: Op  # (tokens, parents, depths, num_nodes, anchors, lengths) -> input_ids, positions [B, N]
     accept: Op  # accept_walk's arguments, with stop_ids and remaining before the horizon; -> its results, cut, finished
+    accept_token: Op  # (tokens [B, 1], stop_ids, remaining): the same of trees that are roots alone
     commit_rows: Op  # (caches, lengths, path, num_emitted), the root counted
     advance: Op
     materialize: Op
@@ -170,8 +173,20 @@ def _accept(
     return path, num_accepted, emitted, num_emitted, finished
 
 
+def _accept_token(tokens: torch.Tensor, stop_ids: torch.Tensor, remaining: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    none = torch.zeros_like(tokens)
+    finished = (remaining <= 1) | (tokens == stop_ids).any(1)
+    return none, none[:, 0], tokens, remaining.clamp(max=1), finished
+
+
 def _tree_build(log_probs: torch.Tensor, token_ids: torch.Tensor, node_budget: int) -> tree_build.Trees:
     trees = tree_build.tree_build_levelwise(log_probs, token_ids, node_budget)
+    trees[3][:, 0].masked_fill_(draft_topk.has_nan(log_probs), torch.nan)
+    return trees
+
+
+def _tree_build_chain(log_probs: torch.Tensor, token_ids: torch.Tensor) -> tree_build.Trees:
+    trees = tree_build.tree_build_chain(log_probs, token_ids)
     trees[3][:, 0].masked_fill_(draft_topk.has_nan(log_probs), torch.nan)
     return trees
 
@@ -204,10 +219,13 @@ TORCH = KernelSet(
     attend_block=tree_attention.tree_attention_dense,
     draft_topk=draft_topk.draft_topk,
     tree_build=_tree_build,
+    tree_build_chain=_tree_build_chain,
     greedy=_greedy,
     tree_compile=tree_compile.tree_compile,
     tree_compile_bits=_no_bits,
+    tree_compile_chain=tree_compile.tree_compile_chain,
     accept=_accept,
+    accept_token=_accept_token,
     commit_rows=_commit_rows,
     advance=advance.advance,
     materialize=materialize_kv.materialize_fused,
@@ -242,6 +260,9 @@ def triton_set() -> KernelSet:
             q, k, v, plan.lengths, None, scale, plan.window, causal=plan.is_causal, context_bound=plan.context_bound
         )
 
+    def build_chain(log_probs: torch.Tensor, token_ids: torch.Tensor) -> tree_build.Trees:
+        return tree_build_triton.tree_build_triton(log_probs, token_ids, log_probs.shape[1], marks_nan=True)
+
     def commit(caches: Sequence[torch.Tensor], lengths: torch.Tensor, path: torch.Tensor, kept: torch.Tensor) -> None:
         commit_kv_triton.commit_kv_triton(caches, lengths, path, kept, counts_root=True)
 
@@ -267,10 +288,13 @@ def triton_set() -> KernelSet:
         attend_block=attend,
         draft_topk=draft_topk_triton.draft_topk_triton,
         tree_build=partial(tree_build_triton.tree_build_triton, marks_nan=True),
+        tree_build_chain=build_chain,
         tree_compile=tree_compile_triton.tree_compile_triton,
         tree_compile_bits=tree_compile_triton.tree_compile_bits_triton,
+        tree_compile_chain=tree_compile_triton.tree_compile_chain_triton,
         greedy=accept_walk_triton.greedy_posterior_triton,
         accept=accept_walk_triton.accept_and_cut_triton,
+        accept_token=accept_walk_triton.accept_token_triton,
         commit_rows=commit,
         advance=advance_triton.advance_triton,
         materialize=materialize_kv_triton.materialize_kv_triton,

@@ -22,6 +22,7 @@ from ddbench.engine.executor import GraphExecutor, RoundGraphExecutor, StageGrap
 from ddbench.engine.launch import AT_ONCE
 from ddbench.engine.parts import build_parts
 from ddbench.engine.probe import NullProbe
+from ddbench.engine.stages import Stage
 from ddbench.engine.types import Request
 from ddbench.spec import ARMS
 
@@ -63,6 +64,10 @@ class Replay:
         assert int(self.view.lengths.max()) <= self.view.context_bound
         assert probe.times_stages is self.times_stages
         self.report.copy_(self.round_(self.view, AT_ONCE))
+
+    def tell(self, probe) -> None:
+        if self.times_stages:
+            probe.timed(Stage.VERIFY, 1)
 
 
 @pytest.fixture
@@ -262,6 +267,9 @@ class Brackets(NullProbe):
         self.words.append(f"({stage.value})")
         return super().recording(stage)
 
+    def timed(self, stage, duration_ns):
+        self.words.append(f"{stage.value} took {duration_ns} ns")
+
 
 @pytest.mark.usefixtures("recorded")
 def test_copies_around_prefill_and_of_reports_belong_to_a_stage(gqa_models, make_engine, graphed, make_requests):
@@ -277,3 +285,14 @@ def test_copies_around_prefill_and_of_reports_belong_to_a_stage(gqa_models, make
     assert replayed.words.count("commit") == engine.parts.executor.counters()["graph_replays"] // 2 > 3
     assert "(commit)" not in replayed.words
     assert at_once.words.count("(prefill)") == at_once.words.count("prefill") == len(requests)
+
+
+@pytest.mark.usefixtures("recorded")
+def test_a_report_is_on_its_way_before_stage_times_are_waited_for(gqa_models, graphed, make_requests):
+    """Launched behind the wait, its copy would be charged with a launch to an idle device: ten times its own time."""
+    probe = Brackets()
+    probe.times_stages = True
+    graphed(gqa_models).run(make_requests(3), 2, probe)
+    told = [place for place, word in enumerate(probe.words) if word.endswith("ns")]
+    assert len(told) > 3
+    assert {probe.words[place - 1] for place in told} == {"commit"}

@@ -8,6 +8,7 @@ import torch
 from ddbench.engine.engine import setting_of
 from ddbench.engine.parts import PARTS
 from ddbench.engine.types import DraftTree, Setting
+from ddbench.models.kernel_set import TORCH
 from ddbench.spec import EngineSpec
 
 
@@ -116,3 +117,15 @@ def test_sampling_repeats_from_run_to_run(setting):
     assert not torch.equal(first, sampler.choose(logits))
     sampler.begin(())
     assert torch.equal(first, sampler.choose(logits))
+
+
+def test_a_token_without_a_tree_is_a_walk_over_a_root_alone():
+    """What an autoregressive step accepts: idle, at its last token, with room, at a stop."""
+    tokens = torch.tensor([[7], [7], [7], [9]])
+    stop_ids, remaining = torch.tensor([[9, -1]] * 4), torch.tensor([0, 1, 5, 5])
+    root = (torch.full_like(tokens, -1), torch.full_like(tokens, -1), torch.zeros(4, dtype=torch.int64))
+    expected = TORCH.accept(*root, tokens, stop_ids, remaining, 0)
+    found = TORCH.accept_token(tokens, stop_ids, remaining)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert found[3].tolist() == [0, 1, 1, 1]
+    assert found[4].tolist() == [True, True, False, True]

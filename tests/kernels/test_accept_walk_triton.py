@@ -101,6 +101,21 @@ def check_the_cut_in_the_same_launch_equals_both_ops():
             assert_same(outputs, (path, num_accepted, emitted, *cut))
 
 
+def check_a_token_without_a_tree_is_a_walk_over_a_root_alone():
+    """Idle, at its last token, with room, and at a stop; a pad among the stop ids never matches."""
+    tokens = torch.tensor([[7], [7], [7], [9], [-1]])
+    stop_ids = torch.tensor([[9, -1]]).expand(5, -1).contiguous()
+    remaining = torch.tensor([0, 1, 5, 5, 5])
+    root = (torch.full_like(tokens, -1), torch.full_like(tokens, -1), torch.zeros(5, dtype=torch.int64))
+    walk = reference.accept_walk(*root, tokens, 0)
+    expected = (*walk[:3], *reference.truncate(walk[2], walk[3], stop_ids, remaining))
+    given = (tensor.to(DEVICE) for tensor in (tokens, stop_ids, remaining))
+    for mine, other in zip(kernels.accept_token_triton(*given), expected, strict=True):
+        assert torch.equal(mine.cpu(), other)
+    assert expected[3].tolist() == [0, 1, 1, 1, 1]
+    assert expected[4].tolist() == [True, True, False, True, False]
+
+
 def check_outputs_are_written_where_asked():
     inputs = reference.make_inputs(3, "odd")
     shapes = ((5, 8), (5,), (5, 8), (5,))

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddbench.kernels.tree_compile import tree_compile
+from ddbench.kernels.tree_compile import tree_compile, tree_compile_chain
 from ddbench.reference import tree_compile as reference
 
 SIZES = ["small", "odd", "degenerate", "adversarial"]
@@ -53,6 +53,20 @@ def test_a_chain_is_plain_causal_at_every_depth(depth):
     )
     assert torch.equal(positions[0], 5 + index)
     assert torch.equal(visible[0], torch.ones(depth + 1, depth + 1, dtype=torch.bool).tril())
+
+
+@pytest.mark.parametrize("num_nodes", [0, 1, 4, 7])
+def test_a_chain_without_its_mask_has_the_same_ids_and_positions(num_nodes):
+    """Of the slots that it uses; and the others' ids are legal ones."""
+    index = torch.arange(8)
+    used = (index > 0) & (index <= num_nodes)
+    chain = {"tokens": (index + 30).where(used, -1)[None], "parents": (index - 1).where(used, -1)[None]}
+    chain |= {"depths": index.where(used, 0)[None], "num_nodes": torch.tensor([num_nodes])}
+    chain |= {"anchors": torch.tensor([9]), "lengths": torch.tensor([5])}
+    ids, positions, _ = tree_compile(**chain)
+    found_ids, found_positions = tree_compile_chain(**chain)
+    assert torch.equal(found_ids, ids)
+    assert torch.equal(found_positions[:, : num_nodes + 1], positions[:, : num_nodes + 1])
 
 
 def test_permuting_requests_permutes_inputs_of_the_target():

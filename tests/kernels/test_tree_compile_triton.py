@@ -32,10 +32,11 @@ def unpacked(bits, slots):
 
 
 def assert_all_forms(inputs, expected, extra_words=0):
-    """Bytes, bits and both in one launch."""
+    """Bytes, bits and both in one launch; and ids and positions without a mask."""
     given = on_device(inputs)
     batch, slots = inputs["tokens"].shape
     assert_same(kernels.tree_compile_triton(**given), expected)
+    assert_same(kernels.tree_compile_chain_triton(**given), expected[:2])
     input_ids, positions, bits = kernels.tree_compile_bits_triton(**given)
     assert bits.shape == (batch, slots, 2 * -(-slots // 64))  # whole words of 64 bits
     assert_same((input_ids, positions, unpacked(bits, slots)), expected)
