@@ -136,6 +136,28 @@ def streamed(op: Op, implementation: str) -> Iterator[Named]:
             yield f"{name} norm", _running(add_rms_norm_triton, parts, residual, norm, 1e-6, in_parts=True)
 
 
+def accepting(op: Op, implementation: str) -> Iterator[Named]:
+    """The walk with its cut, of trees and of roots alone."""
+    from ddbench.kernels.accept_walk_triton import accept_and_cut_triton, accept_token_triton
+
+    for size in SIZES:
+        inputs = copied(op.make_inputs(0, size), "cuda")
+        batch = len(inputs["tokens"])
+        limits = {"stop_ids": torch.full((batch, 3), 5, device="cuda"), "remaining": torch.arange(batch, device="cuda")}
+        yield f"{size} cut", _running(accept_and_cut_triton, **inputs, **limits)
+        yield f"{size} token", _running(accept_token_triton, inputs["posterior"][:, :1].contiguous(), **limits)
+
+
+def compiled(op: Op, implementation: str) -> Iterator[Named]:
+    """The mask in bits, and none."""
+    from ddbench.kernels.tree_compile_triton import tree_compile_bits_triton, tree_compile_chain_triton
+
+    for size in SIZES:
+        inputs = copied(op.make_inputs(0, size), "cuda")
+        yield f"{size} bits", _running(tree_compile_bits_triton, **inputs)
+        yield f"{size} chain", _running(tree_compile_chain_triton, **inputs)
+
+
 def _normal(*shape: int) -> torch.Tensor:
     return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
 
@@ -152,7 +174,14 @@ def _visible(batch: int, num_new: int) -> torch.Tensor:
     return random_visible(batch, num_new, torch.Generator().manual_seed(0)).cuda()
 
 
-MORE = {"tree_attention": gqa, "mla_tree_attention": mla, "moe_experts_int4": int4_experts, "linear": streamed}
+MORE = {
+    "tree_attention": gqa,
+    "mla_tree_attention": mla,
+    "moe_experts_int4": int4_experts,
+    "linear": streamed,
+    "accept_walk": accepting,
+    "tree_compile": compiled,
+}
 
 
 def main(names: list[str]) -> int:
