@@ -29,6 +29,7 @@ from ddbench.kernels import materialize_kv as materialize_kv_kernels
 from ddbench.kernels import mla_tree_attention as mla_kernels
 from ddbench.kernels import moe_experts as moe_experts_kernels
 from ddbench.kernels import moe_route as moe_route_kernels
+from ddbench.kernels import prompt_lookup as prompt_lookup_kernels
 from ddbench.kernels import qk_rows as qk_rows_kernels
 from ddbench.kernels import rms_norm as rms_norm_kernels
 from ddbench.kernels import rope as rope_kernels
@@ -50,6 +51,7 @@ from ddbench.reference import (
     mla_tree_attention,
     moe_experts,
     moe_route,
+    prompt_lookup,
     qk_rows,
     rms_norm,
     rope,
@@ -268,6 +270,7 @@ OPS: Mapping[str, Op] = {
             },
             tolerance=3e-6,
         ),
+        _op(prompt_lookup, _torch_and_triton(prompt_lookup_kernels.prompt_lookup), integer_outputs=True),
         _op(draft_topk, _torch_and_triton(draft_topk_kernels.draft_topk), tolerance=1e-6, integer_outputs=True),
         _op(
             tree_build,

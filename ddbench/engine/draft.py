@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 
 from ddbench.engine import oracle, profiles
 from ddbench.engine.batch import Batch
@@ -98,31 +97,16 @@ class OracleDraft(DFlashDraft):
 class PromptLookupDraft(Part):
     """No model: what followed the latest tokens where they last occurred in the request's own prompt and output.
 
-    The longest of a 3-, 2- or 1-gram match counts, the most recent occurrence of that length first. A proposal is a
-    sure thing (logit 0); where nothing matches or the known text ends there is no candidate.
+    A proposal is a sure thing (logit 0); where nothing matches or the known text ends there is no candidate.
     """
 
     def __init__(self, setting: Setting) -> None:
         self._horizon = setting.facts.block_size - 1
         self._vocab = setting.facts.target.vocab
-        self._ahead = torch.arange(1, self._horizon + 1, device=setting.device)  # [L]
-        self._latest = torch.tensor((2, 1, 0), device=setting.device)  # shifts into `known`: last, before, earliest
+        self._lookup = setting.kernels.prompt_lookup
 
     def __call__(self, batch: Batch) -> torch.Tensor:
-        lengths = batch.lengths[:, None]  # [B, 1] = s
-        known = F.pad(batch.tokens[:, : batch.context_bound + 1], (2, 0), value=-1)  # [B, 2 + s_max + 1]
-        place = torch.arange(known.shape[1] - 2, device=known.device)  # where an earlier n-gram could end
-        last, before, earliest = known.gather(1, lengths + self._latest).unbind(1)
-        one = (known[:, 2:] == last[:, None]) & (place < lengths)
-        two = one & (known[:, 1:-1] == before[:, None])
-        three = two & (known[:, :-2] == earliest[:, None])
-        score = (one.long() + two.long() + three.long()) * len(place) + place  # longer first, then later
-        best, end = score.where(one, -1).max(dim=1, keepdim=True)  # [B, 1]
-        source = end + self._ahead  # [B, L]
-        proposal = batch.tokens.gather(1, source).clamp_(min=0)  # beyond the anchor anything may stand
-        logit = torch.where((best >= 0) & (source <= lengths), 0.0, _NO_CANDIDATE)  # [B, L]
-        logits = logit.new_full((*proposal.shape, self._vocab), _NO_CANDIDATE)
-        return logits.scatter_(2, proposal[..., None], logit[..., None])
+        return self._lookup(batch.tokens, batch.lengths, self._horizon, self._vocab, batch.context_bound)
 
 
 DRAFTS = {

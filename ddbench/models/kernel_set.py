@@ -25,6 +25,7 @@ from ddbench.kernels import (
     materialize_kv,
     moe_experts,
     moe_route,
+    prompt_lookup,
     rms_norm,
     rope,
     swiglu,
@@ -60,6 +61,7 @@ class KernelSet:
     moe_experts_int4: Op
     plan_block: Op  # (lengths [B], N, context_bound, window, is_causal) -> a plan for `attend_block`, one per forward
     attend_block: Op  # (q [B, N, H, D], k and v [B, S, G, D], plan, scale) -> [B, N, H, D]
+    prompt_lookup: Op
     draft_topk: Op
     tree_build: Op  # a root's score is NaN where one of the request's log-probabilities is
     tree_build_chain: Op  # (log_probs and token_ids [B, L, 1]); likewise
@@ -217,6 +219,7 @@ TORCH = KernelSet(
     moe_experts_int4=moe_experts.moe_experts_int4,
     plan_block=_dense_plan,
     attend_block=tree_attention.tree_attention_dense,
+    prompt_lookup=prompt_lookup.prompt_lookup,
     draft_topk=draft_topk.draft_topk,
     tree_build=_tree_build,
     tree_build_chain=_tree_build_chain,
@@ -246,6 +249,7 @@ def triton_set() -> KernelSet:
         moe_experts_triton,
         moe_route_triton,
         prefetch_triton,
+        prompt_lookup_triton,
         qk_rows_triton,
         rms_norm_triton,
         swiglu_triton,
@@ -286,6 +290,7 @@ def triton_set() -> KernelSet:
         moe_experts_int4=moe_experts_triton.moe_experts_int4_triton,
         plan_block=lambda lengths, num_new, bound, window, is_causal: _Block(lengths, bound, window, is_causal),
         attend_block=attend,
+        prompt_lookup=prompt_lookup_triton.prompt_lookup_triton,
         draft_topk=draft_topk_triton.draft_topk_triton,
         tree_build=partial(tree_build_triton.tree_build_triton, marks_nan=True),
         tree_build_chain=build_chain,

@@ -1,4 +1,4 @@
-"""The draft's top-k, the tree builder, both together, and the compiled tree.
+"""The draft without a model, the draft's top-k, the tree builder, both together, and the compiled tree.
 
 `draft_topk_tree_build` is what the round pays between the drafter's logits and a tree on the device: our pair of
 kernels, torch's, and the heap on the host with its copies out and back.
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ddbench.kernels.draft_topk import draft_topk
+from ddbench.kernels.prompt_lookup import prompt_lookup
 from ddbench.kernels.tree_build import HeapSearch, tree_build_levelwise
 from ddbench.kernels.tree_compile import tree_compile
 from ddbench.opbench.records import Target
@@ -23,6 +24,24 @@ from ddbench.ops import OPS
 
 TopK = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
 Build = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
+
+# ------------------------------------------------------------------------------------------------------- prompt lookup
+
+
+def build_text(place: Place, seed: int, *, batch: int, horizon: int, vocab: int, context: int) -> Inputs:
+    """Texts [B, S] in which what stands in the middle stands at the end again: a match of 3, and of L to follow it."""
+    tokens = place.integers(place.generator(seed), vocab, batch, context + horizon + 1)
+    tokens[:, context - 2 : context + 1] = tokens[:, context // 2 - 2 : context // 2 + 1]
+    lengths = torch.full((batch,), context, device=place.device)
+    sizes = {"horizon": horizon, "vocab": vocab, "context_bound": context}
+    return {"tokens": tokens, "lengths": lengths, **sizes}
+
+
+def _text_shape(name: str, batch: int, vocab: int, context: int) -> Shape:
+    about = f"V = {vocab}, {HORIZON} rows, {context} tokens, batch {batch}"
+    dims = {"batch": batch, "horizon": HORIZON, "vocab": vocab, "context": context}
+    return Shape(name, about, "quick" if vocab < 10_000 else "default", dims)
+
 
 # ---------------------------------------------------------------------------------------------------------------- top-k
 
@@ -172,6 +191,25 @@ def _tree_shape(name: str, batch: int, nodes: int, vocab: int) -> Shape:
 
 
 DRAFTING = (
+    BenchOp(
+        name="prompt_lookup",
+        build=build_text,
+        cost=lambda inputs: OPS["prompt_lookup"].cost(**inputs),
+        oracle=lambda inputs: prompt_lookup(**inputs),
+        is_exact=True,
+        implementations=(
+            triton_kernel(launch("prompt_lookup")),
+            Implementation("torch", "torch", plain(prompt_lookup)),
+        ),
+        shapes=(
+            _text_shape("kimi-k2.6-b1", 1, 163840, 2048),
+            _text_shape("kimi-k2.6-b16", 16, 163840, 2048),
+            _text_shape("smollm2-b1", 1, 49152, 512),
+            _text_shape("smollm2-b16", 16, 49152, 512),
+            _text_shape("nano-k2-b1", 1, 4096, 512),
+            _text_shape("nano-k2-b16", 16, 4096, 512),
+        ),
+    ),
     BenchOp(
         name="draft_topk_tree_build",
         build=build_logits,

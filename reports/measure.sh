@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# Measures the evidence of this folder anew, one job after the other on one GPU, each ready to be committed under OUT.
+#
+#     PYTHON=.venv/bin/python bash reports/measure.sh OUT JOB...
+#     CUDA_VISIBLE_DEVICES=1 bash reports/measure.sh OUT JOB...    # on another GPU, while the first has its own jobs
+#
+# A finished job leaves the file OUT/JOB/.done; one that fails is named at the end and does not stop the others.
+# Then: copy OUT/JOB over reports/<year-month>-JOB-<device>, and make its report with `ddbench report`.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+usage() {
+    sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    echo "jobs: default materialize executor captures smollm2-budget qwen3-8b k26-rank k26-rank-c16 k26-verify"
+    echo "      k26-captures bench-ops ops-gate"
+    exit 2
+}
+
+python=${PYTHON:-python3}
+ddbench() { "$python" -m ddbench "$@"; }
+
+# What follows `ddbench sweep`; smollm2-budget needs `models fetch smollm2-135m` and `workloads fetch humaneval` first.
+words() {
+    case $1 in
+        default | materialize | executor | captures) echo "$1" ;;
+        smollm2-budget)
+            echo "tree_budget --target smollm2-135m --workload humaneval --concurrency 1,4,16 --set num_requests=32" \
+                "--set max_new_tokens=96 --set node_budget=8,16,32,64,128,256,512" ;;
+        qwen3-8b) echo qwen3_8b ;;
+        k26-rank) echo k26_rank ;;
+        k26-rank-c16) echo "k26_rank --concurrency 16 --set num_requests=16" ;;
+        k26-verify) echo k26_verify ;;
+        k26-captures) echo k26_captures ;;
+    esac
+}
+
+sweep() {
+    local runs code=0
+    runs=$(mktemp -d "$out/.$1.XXXX")
+    # shellcheck disable=SC2046 # words are words
+    ddbench sweep $(words "$1") --device cuda --out "$runs" || code=$?
+    ddbench scrub "$runs"/* --out "$out/$1" --drop-traces || code=$?
+    return $code
+}
+
+# Eight repeats make the baseline; the same code once more must pass, and 5 % more in one kernel must fail.
+ops_gate() {
+    local to=$out/ops-gate baseline=$out/ops-gate/ops-h200.json plant="$python tests/gpu/planted.py"
+    ddbench qualify --ops --blocks 8 --runs "$to/repeats" --out "$baseline" || return
+    ddbench bench-ops --ours --format json --out "$to/second" || return
+    $plant moe_experts_int4 --how wait -- --ours --op moe_experts_int4 --format json --out "$to/planted-wait" || return
+    $plant tree_attention --how longer -- --ours --op tree_attention --format json --out "$to/planted-longer" || return
+    held second 0 &&
+        held planted-wait 1 --only timings --op moe_experts_int4 &&
+        held planted-longer 1 --op tree_attention
+}
+
+held() { # RUN EXIT-CODE [words of the gate]
+    local run=$out/ops-gate/$1 expected=$2 code=0
+    shift 2
+    ddbench gate "$run" --baseline "$out/ops-gate/ops-h200.json" --no-annotations --out "$run" "$@" || code=$?
+    [ "$code" = "$expected" ] || { echo "gate of $run: exit code $code, expected $expected" >&2; return 1; }
+}
+
+measure() {
+    case $1 in
+        bench-ops) ddbench bench-ops --out "$out/bench-ops" ;;
+        ops-gate) ops_gate ;;
+        *) sweep "$1" ;;
+    esac
+}
+
+[ $# -ge 2 ] || usage
+out=$1
+shift
+for job in "$@"; do
+    [ -n "$(words "$job")" ] || [[ $job == bench-ops || $job == ops-gate ]] || usage
+done
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+failed=()
+for job in "$@"; do
+    echo "== $job, $(date -u +%H:%M:%S)"
+    if measure "$job"; then touch "$out/$job/.done"; else failed+=("$job"); fi
+done
+[ ${#failed[@]} = 0 ] || { echo "failed: ${failed[*]}" >&2; exit 1; }
