@@ -117,7 +117,7 @@ def _writable(out: Path) -> None:
 def written(file: OpsFile, out: Path, formats: Sequence[str]) -> tuple[Path, ...]:
     """ops.json, ops.md and ops.csv, as far as they are asked for."""
     makers: dict[str, Any] = {
-        "json": lambda: file.model_dump_json(indent=1) + "\n",
+        "json": lambda: file.model_dump_json() + "\n",
         "md": lambda: render_markdown(ops_report(file))[0],
         "csv": lambda: ops_csv(file),
     }
