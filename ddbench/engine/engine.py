@@ -147,10 +147,9 @@ class Engine:
     def new_batch(self, requests: Sequence[Request], capacity: int) -> Batch:
         """Empty slots in which each of these requests fits."""
         num_rows, num_stop_ids = self._sizes(requests)
-        has_drafter = isinstance(self.parts, SpeculativeParts) and self.parts.materialize is not None
         cache = KVCache(
             self.models.target.shape,
-            self.models.drafter.shape if has_drafter else None,
+            self.models.drafter.shape if self.parts.has_drafter else None,
             capacity=capacity + self.parts.prefill.num_spare_rows,
             num_rows=num_rows,
             dtype=self._dtype,

@@ -73,6 +73,11 @@ class Parts:
         """Tokens per request in the target forward."""
         return 1
 
+    @property
+    def has_drafter(self) -> bool:
+        """The target's features are asked for: a drafter lives on them."""
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeParts(Parts):
@@ -86,6 +91,10 @@ class SpeculativeParts(Parts):
     @property
     def verify_width(self) -> int:
         return self.tree_build.num_slots
+
+    @property
+    def has_drafter(self) -> bool:
+        return self.materialize is not None
 
 
 def supports(spec: EngineSpec, target: TargetShape, drafter: DrafterShape | None) -> str | None:

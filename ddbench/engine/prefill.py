@@ -40,6 +40,9 @@ class Others(Protocol):
     @property
     def sampling(self) -> Chooses: ...
 
+    @property
+    def has_drafter(self) -> bool: ...
+
 
 class Prefilled(NamedTuple):
     """What a prefill leaves besides the target's cache rows."""
@@ -94,7 +97,7 @@ class EagerPrefill(Part):
             context_bound=0,
             logit_rows=lengths - 1,
         )
-        out = self._target(inputs, caches.layers, others.attention)
+        out = self._target(inputs, caches.layers, others.attention, captures=others.has_drafter)
         rows = CommittedRows(out.features, positions, lengths, ids.shape[1])
         return others.sampling.choose(out.logits), rows
 

@@ -25,7 +25,8 @@ def run_round(models: Models, parts: SpeculativeParts, batch: Batch, launch: Lau
     with launch.stage(Stage.TREE_COMPILE):
         inputs = parts.tree_compile(tree, batch)  # ids, positions [B, N]
     with launch.stage(Stage.VERIFY):
-        out = models.target(inputs, batch.caches.layers, parts.attention)  # logits [B, N, V], features [B, N, K*M]
+        # logits [B, N, V], features [B, N, K*M]
+        out = models.target(inputs, batch.caches.layers, parts.attention, captures=parts.has_drafter)
     with launch.stage(Stage.ACCEPT):
         accepted = parts.sampling(tree, out.logits, batch)  # path and tokens [B, P]
     with launch.stage(Stage.COMMIT):
@@ -41,7 +42,7 @@ def run_step(models: Models, parts: Parts, batch: Batch, launch: Launch) -> torc
     positions = batch.lengths[:, None]  # [B, 1]
     inputs = VerifyInputs(batch.anchors[:, None], positions, batch.lengths, None, batch.context_bound)
     with launch.stage(Stage.VERIFY):
-        out = models.target(inputs, batch.caches.layers, parts.attention)  # logits [B, 1, V]
+        out = models.target(inputs, batch.caches.layers, parts.attention, captures=False)  # logits [B, 1, V]
     with launch.stage(Stage.ACCEPT):
         accepted = parts.sampling.step(out.logits, batch)
     with launch.stage(Stage.COMMIT):

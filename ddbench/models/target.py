@@ -104,7 +104,12 @@ class Target(nn.Module):
         return self.logits(hidden).float()
 
     def forward(
-        self, inputs: VerifyInputs, cache: Sequence[tuple[torch.Tensor, ...]], attention: VerifyAttention
+        self,
+        inputs: VerifyInputs,
+        cache: Sequence[tuple[torch.Tensor, ...]],
+        attention: VerifyAttention,
+        *,
+        captures: bool = True,  # False: nobody wants the features, which are then of no layer
     ) -> VerifyOutput:
         """`cache[i]` holds layer i's tensors [B, S, *row]; the new tokens' rows are written to it in place."""
         x: Addend
@@ -117,7 +122,7 @@ class Target(nn.Module):
         for i, layer in enumerate((*self.layers, None)):
             norm = self.norm if layer is None else layer.input_norm
             h, residual = norm.add(x, residual)  # the stream after layer i - 1
-            if i - 1 in self.capture_ids:
+            if captures and i - 1 in self.capture_ids:
                 captured[i - 1] = residual
             if layer is not None:
                 ahead.fork(i)

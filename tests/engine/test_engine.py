@@ -333,3 +333,20 @@ def test_parts_can_be_replaced(gqa_models, make_engine, make_requests, greedy):
     first = probe.outcomes[0]
     assert [len(tokens) for tokens in first.tokens] == [5, 1, 5, 1]
     assert probe.paths["tree_build"] == "DropsOddRows"
+
+
+@pytest.mark.parametrize("arm", list(ARMS))
+def test_features_are_made_for_a_drafter_only(gqa_models, make_engine, make_requests, monkeypatch, arm):
+    """An arm without one does not pay for them, prompts included: its steps are what others are compared with."""
+    target, widths = gqa_models.target, set()
+    forward = target.forward
+
+    def watched(*args, **options):
+        out = forward(*args, **options)
+        widths.add(out.features.shape[-1])
+        return out
+
+    monkeypatch.setattr(target, "forward", watched)
+    make_engine(gqa_models, arm).run(make_requests(2, new=4), 2)
+    has_drafter = arm not in ("ar", "prompt_lookup")
+    assert widths == ({len(target.capture_ids) * target.shape.hidden} if has_drafter else {0})
