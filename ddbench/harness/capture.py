@@ -22,10 +22,11 @@ from ddbench.captured import OUTSIDE_ROUNDS
 from ddbench.engine.stages import Stage
 from ddbench.engine.types import RoundOutcome
 from ddbench.harness.environment import nvml_answer, nvml_device
-from ddbench.records import LoadSample, NotMeasured, StageSample
+from ddbench.records import BUSY_HOST, LoadSample, NotMeasured, StageSample
 
 Clock = Callable[[], int]
 LOAD_WINDOW_S = 0.1
+CALM_S = 10.0  # to wait at most, until others leave the CPUs alone
 _NOTHING = nullcontext()
 
 
@@ -186,6 +187,18 @@ def host_load() -> float | NotMeasured:
         return psutil.cpu_percent(interval=LOAD_WINDOW_S) / 100
     except (OSError, psutil.Error) as error:
         return NotMeasured(not_measured=f"CPU times cannot be read: {type(error).__name__}")
+
+
+def calm_load(load: float | NotMeasured, device: str) -> float | NotMeasured:
+    """The host's load once it is below BUSY_HOST, or after CALM_S seconds; `load` is what it was a moment ago.
+
+    Bursts of other processes last for seconds, and on a GPU a pass for less than one, most of which are launches. On a
+    CPU passes are longer than bursts, and a machine that is busy stays so.
+    """
+    deadline = time.monotonic() + CALM_S
+    while device == "cuda" and isinstance(load, float) and load > BUSY_HOST and time.monotonic() < deadline:
+        load = host_load()
+    return load
 
 
 def load_sample(before: float | NotMeasured, after: float | NotMeasured, device: str) -> LoadSample:

@@ -21,7 +21,7 @@ from ddbench.engine.engine import Engine
 from ddbench.engine.types import Request
 from ddbench.errors import DdbenchError
 from ddbench.harness import parity
-from ddbench.harness.capture import CAPTURES, CleanProbe, host_load, load_sample
+from ddbench.harness.capture import CAPTURES, CleanProbe, calm_load, host_load, load_sample
 from ddbench.harness.expert_census import count_experts
 from ddbench.harness.graph_events import watched
 from ddbench.harness.launched import by_file, launches_seen
@@ -240,6 +240,7 @@ def _run_passes(case: Case, engine: Engine, requests: Sequence[Request], notify:
         plan.append(("attributed", 0, attributed(case.engine.device)))
     for name, index, probe in plan:
         notify(f"{name} pass" + (f" {index + 1}" if case.capture.num_clean_passes > 1 else ""))
+        load = calm_load(load, case.engine.device)
         observation, load = _run_pass(case, engine, requests, name, index, probe, load)
         observed.append(observation)
     return observed

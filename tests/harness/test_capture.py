@@ -9,8 +9,9 @@ import torch
 
 from ddbench.engine.stages import Stage
 from ddbench.engine.types import RoundOutcome
+from ddbench.harness import capture
 from ddbench.harness.capture import CAPTURES, CleanProbe, StageProbe, host_load, throttle_names
-from ddbench.records import StageSample
+from ddbench.records import NotMeasured, StageSample
 from ddbench.spec import CaptureSpec
 
 
@@ -164,6 +165,24 @@ def test_every_capture_mode_has_a_probe() -> None:
     assert set(CAPTURES) == set(modes)
     makers: list[Callable[[str], CleanProbe]] = [make for make in CAPTURES.values() if make is not None]
     assert all(isinstance(make("cpu"), CleanProbe) for make in makers)
+
+
+@pytest.mark.parametrize(("device", "expected", "readings"), [("cuda", 0.1, 2), ("cpu", 0.9, 0)])
+def test_a_pass_on_a_gpu_waits_for_a_burst_of_others_to_pass(
+    monkeypatch: pytest.MonkeyPatch, device: str, expected: float, readings: int
+) -> None:
+    coming = [0.8, 0.1, 0.7]
+    monkeypatch.setattr(capture, "host_load", lambda: coming.pop(0))
+    assert capture.calm_load(0.9, device) == expected
+    assert len(coming) == 3 - readings
+    unknown = NotMeasured(not_measured="no such file")
+    assert capture.calm_load(unknown, device) is unknown
+
+
+def test_a_host_that_stays_busy_is_waited_for_no_longer_than_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "CALM_S", 0.02)
+    monkeypatch.setattr(capture, "host_load", lambda: 0.9)
+    assert capture.calm_load(0.95, "cuda") == 0.9
 
 
 def test_host_load_is_a_share() -> None:
