@@ -69,6 +69,7 @@ class SyntheticPlan:
     # every repeat, as greedy decoding does; `machine` alone decides the noise of the times.
     machine: int | None = None
     slow: Mapping[str, float] = field(default_factory=dict)  # stage -> how many times as long it takes, in draft arms
+    slow_arms: tuple[str, ...] = ()  # of these only; none given: of all
     agreement: float = 1.0  # how often a drafted token is right, times what it would be
     extra_ops: Mapping[str, int] = field(default_factory=dict)  # stage -> ops that a round dispatches beyond 40
     usual: Mapping[str, float] = field(default_factory=dict)  # executor, tree_build -> its rounds over the usual ones

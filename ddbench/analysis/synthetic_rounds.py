@@ -142,7 +142,8 @@ class Simulation:
         start, width = self.now, self.nodes + 1
         base = 1.2e6 if self.case.arm == "ar" else 1.9e6
         shares = AR_SHARES if self.case.arm == "ar" else STAGE_SHARES
-        slow = {stage: self.plan.slow.get(stage.value, 1.0) if self.case.arm != "ar" else 1.0 for stage in shares}
+        is_slow = self.case.arm in self.plan.slow_arms if self.plan.slow_arms else self.case.arm != "ar"
+        slow = {stage: self.plan.slow.get(stage.value, 1.0) if is_slow else 1.0 for stage in shares}
         longer = 1 + sum(shares[stage] * (slow[stage] - 1) for stage in shares)
         engine, ways = self.case.engine, self.plan.usual
         base *= ways.get(engine.executor, 1.0) * ways.get(engine.tree_build, 1.0)

@@ -3,6 +3,8 @@
 Of several budgets the fastest is compared with the chain and with the others by intervals that hold together
 (`frontier.field_of`), since the luckiest of them looks best. A tree pays at a concurrency where the interval of its
 speedup over the chain lies above 1. How much compute is idle is the share of the matmul ceiling that verify reaches.
+No stage has more to do for a chain than for a tree: where one takes longer all the same, the chain is a weak baseline
+there, and what the tree gains by it is told.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 from ddbench import units
 from ddbench.analysis import contests
 from ddbench.analysis.contests import Contest
-from ddbench.analysis.decompose import Decomposition, decompose
+from ddbench.analysis.decompose import HOST_GAP, Contribution, Decomposition, decompose
 from ddbench.analysis.findings import frontier
 from ddbench.analysis.findings.answers import (
     FLOOR_NOTE,
@@ -38,6 +40,7 @@ from ddbench.engine.stages import Stage
 from ddbench.records import NotMeasured
 
 TREE_ARM = "ddtree"
+_LEAST_HANDICAP = 0.01  # of the chain's round, that one of its stages must take longer to be told
 _WORDS: dict[contests.Standing, Verdict] = {"ahead": "yes", "behind": "no", "even": "undecided", "unknown": "undecided"}
 
 
@@ -55,6 +58,12 @@ class Choice:
         """Time per token of the chain over that of the best budget; the interval holds together with all others."""
         chain = self.sweep.chain
         return chain if isinstance(chain, NotMeasured) else self.field.speedup(self.best, chain)
+
+    @property
+    def contest(self) -> Contest | NotMeasured:
+        """The best budget against the chain alone, for what the speedup is made of."""
+        chain = self.sweep.chain
+        return chain if isinstance(chain, NotMeasured) else contests.versus(self.best, chain)
 
     @property
     def tied(self) -> tuple[Setting, ...]:
@@ -142,8 +151,10 @@ def _budgets(basis: Basis, found: Choice, place: Sequence[str]) -> Part:
     verdict: Verdict = "not_measured" if isinstance(value, NotMeasured) else _WORDS[contests.standing(value)]
     where = f" with {units.listed(place)}" if place else ""
     text = f"At concurrency {found.sweep.concurrency}{where} the fastest of {tried} node budgets is {budget}"
+    contest = found.contest
+    parts = None if isinstance(contest, NotMeasured) else decompose(contest, basis.shares)
     if verdict != "not_measured":
-        text += f", {told(value)} over the chain{_doubt(verdict)}{_made_of(basis, found)}"
+        text += f", {told(value)} over the chain{_doubt(verdict)}{_made_of(parts)}"
     tied = [tree.engine.node_budget for tree in found.tied]
     if tied:
         text += f"; {units.listed(tied)} cannot be told from it"
@@ -154,7 +165,8 @@ def _budgets(basis: Basis, found: Choice, place: Sequence[str]) -> Part:
     brief = f"{' '.join((f'c={found.sweep.concurrency}', *place))}: {budget} nodes, fastest of {tried} budgets, "
     brief += f"{told(value)} over the chain" if verdict != "not_measured" else "without a chain to compare with"
     told_of = dict.fromkeys((*found.sweep.everyone[:1], found.best, found.sweep.trees[-1]))
-    return Part(verdict, f"{text}{_limit(basis, found)}.{_unused(basis, tuple(told_of))}", brief)
+    text += f"{_limit(basis, found)}.{_handicap(parts, value)}{_unused(basis, tuple(told_of))}"
+    return Part(verdict, text, brief)
 
 
 def _unused(basis: Basis, settings: Sequence[Setting]) -> str:
@@ -182,13 +194,32 @@ def _doubt(verdict: Verdict) -> str:
     return ", which the interval does not tell from 1" if verdict == "undecided" else ""
 
 
-def _made_of(basis: Basis, found: Choice) -> str:
+def _made_of(found: Decomposition | None) -> str:
     """What the speedup over the chain is made of."""
-    chain = found.sweep.chain
-    contest = chain if isinstance(chain, NotMeasured) else contests.versus(found.best, chain)
-    if isinstance(contest, NotMeasured):
+    if found is None:
         return ""
-    return f": tau {told(contest.length)}, rounds of {told(contest.cost)}{added(decompose(contest, basis.shares))}"
+    return f": tau {told(found.contest.length)}, rounds of {told(found.contest.cost)}{added(found)}"
+
+
+def _handicap(found: Decomposition | None, over_chain: Value) -> str:
+    """A sentence on stages that take the chain longer than the tree beyond doubt: what the tree would gain without."""
+    weak = [] if found is None or isinstance(found.contributions, NotMeasured) else found.contributions
+    saved = {plain(one.part): -one.share.value for one in weak if _is_handicap(one) and isinstance(one.share, Estimate)}
+    if not saved or isinstance(over_chain, NotMeasured):
+        return ""
+    less = units.significant(100 * sum(saved.values()), 2)
+    without = units.ratio(over_chain.value * (1 - sum(saved.values())))
+    return (
+        f" The chain spends {less} % of its round more than the tree on {units.listed(tuple(saved))}: "
+        f"without that the tree would be {without} over it."
+    )
+
+
+def _is_handicap(one: Contribution) -> bool:
+    share = one.share
+    if one.part == HOST_GAP or isinstance(share, NotMeasured) or share.high is None:
+        return False
+    return share.high < 0 and share.value <= -_LEAST_HANDICAP
 
 
 def _limit(basis: Basis, found: Choice) -> str:
@@ -216,7 +247,8 @@ def _tree(basis: Basis, contest: Contest) -> Part:
     text = f"At concurrency {contest.setting.concurrency} the tree of {contest.setting.engine.node_budget} nodes is "
     text += f"{told(contest.speedup)} over the chain{_doubt(verdict)}: tau {told(contest.length)}, rounds of "
     brief = f"c={contest.setting.concurrency}: {told(contest.speedup)} over the chain"
-    text += f"{told(contest.cost)}{added(decompose(contest, basis.shares))}."
+    parts = decompose(contest, basis.shares)
+    text += f"{told(contest.cost)}{added(parts)}.{_handicap(parts, contest.speedup)}"
     return Part(verdict, f"{text}{_unused(basis, (contest.base, contest.setting))}", brief)
 
 

@@ -1,6 +1,7 @@
 """The three answers and the ranking, on runs whose truth is known: every verdict where it belongs."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,23 @@ def test_no_stage_is_blamed_for_rounds_that_are_not_dearer(evidence) -> None:
     """Single stages take more and others less: a round that costs no more beyond doubt has nothing to be explained."""
     cases = make_cases(arms=("chain", "ddtree"), concurrencies=(1,), node_budgets=(8,), **SMALL)
     assert "adds" not in answer(evidence(cases=cases), 2).answer
+
+
+@pytest.mark.parametrize("budgets", [(8,), (8, 32)])
+def test_a_stage_that_takes_a_chain_longer_than_a_tree_is_told_as_a_weak_baseline(evidence, budgets) -> None:
+    """It has no more to do there: what the tree gains by it is no merit of the tree's."""
+    cases = make_cases(arms=("chain", "ddtree"), concurrencies=(1,), node_budgets=budgets, **SMALL)
+    fair = answer(evidence(cases=cases), 2)
+    found = answer(evidence(cases=cases, slow={"tree_build": 3.0}, slow_arms=("chain",)), 2)
+    assert "The chain spends" not in fair.answer
+    words = re.search(
+        r"The chain spends (\S+) % of its round more than the tree on tree build: .* be (\S+)x", found.answer
+    )
+    assert words is not None, found.answer
+    assert float(words[1]) == pytest.approx(100 * 0.14 / 1.14, abs=1)  # a stage of 7 %, three times as long
+    merits = [float(re.search(r"(\S+)x .* over the chain", one.answer)[1]) for one in (fair, found)]
+    assert float(words[2]) == pytest.approx(merits[0], rel=0.02)
+    assert merits[1] > merits[0] * 1.1
 
 
 def test_without_a_chain_the_best_budget_still_stands(evidence) -> None:
