@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ddbench import units
 from ddbench.analysis import contests
 from ddbench.analysis.contests import Contest
-from ddbench.analysis.decompose import HOST_GAP, Contribution, Decomposition, decompose
+from ddbench.analysis.decompose import HOST_GAP, Decomposition, decompose
 from ddbench.analysis.findings import frontier
 from ddbench.analysis.findings.answers import (
     FLOOR_NOTE,
@@ -165,8 +165,9 @@ def _budgets(basis: Basis, found: Choice, place: Sequence[str]) -> Part:
     brief = f"{' '.join((f'c={found.sweep.concurrency}', *place))}: {budget} nodes, fastest of {tried} budgets, "
     brief += f"{told(value)} over the chain" if verdict != "not_measured" else "without a chain to compare with"
     told_of = dict.fromkeys((*found.sweep.everyone[:1], found.best, found.sweep.trees[-1]))
-    text += f"{_limit(basis, found)}.{_handicap(parts, value)}{_unused(basis, tuple(told_of))}"
-    return Part(verdict, text, brief)
+    weak = _handicap(parts, value)
+    text += f"{_limit(basis, found)}.{weak.sentence}{_unused(basis, tuple(told_of))}"
+    return Part(verdict, text, brief + weak.brief)
 
 
 def _unused(basis: Basis, settings: Sequence[Setting]) -> str:
@@ -201,25 +202,40 @@ def _made_of(found: Decomposition | None) -> str:
     return f": tau {told(found.contest.length)}, rounds of {told(found.contest.cost)}{added(found)}"
 
 
-def _handicap(found: Decomposition | None, over_chain: Value) -> str:
-    """A sentence on stages that take the chain longer than the tree beyond doubt: what the tree would gain without."""
-    weak = [] if found is None or isinstance(found.contributions, NotMeasured) else found.contributions
-    saved = {plain(one.part): -one.share.value for one in weak if _is_handicap(one) and isinstance(one.share, Estimate)}
-    if not saved or isinstance(over_chain, NotMeasured):
-        return ""
-    less = units.significant(100 * sum(saved.values()), 2)
-    without = units.ratio(over_chain.value * (1 - sum(saved.values())))
-    return (
-        f" The chain spends {less} % of its round more than the tree on {units.listed(tuple(saved))}: "
-        f"without that the tree would be {without} over it."
-    )
+@dataclass(frozen=True)
+class Handicap:
+    """Stages that take the chain longer than the tree beyond doubt; none in most contests."""
+
+    stages: tuple[str, ...]
+    share: float  # of the chain's round, that they take longer
+    without: float  # the tree over the chain if they took the chain no longer
+
+    @property
+    def sentence(self) -> str:
+        if not self.stages:
+            return ""
+        return (
+            f" The chain spends {units.significant(100 * self.share, 2)} % of its round more than the tree on "
+            f"{units.listed(self.stages)}: without that the tree would be {units.ratio(self.without)} over it."
+        )
+
+    @property
+    def brief(self) -> str:
+        return f", but for a weak chain {units.ratio(self.without)}" if self.stages else ""
 
 
-def _is_handicap(one: Contribution) -> bool:
-    share = one.share
-    if one.part == HOST_GAP or isinstance(share, NotMeasured) or share.high is None:
-        return False
-    return share.high < 0 and share.value <= -_LEAST_HANDICAP
+def _handicap(found: Decomposition | None, over_chain: Value) -> Handicap:
+    parts = () if found is None or isinstance(found.contributions, NotMeasured) else found.contributions
+    saved = {
+        plain(one.part): -one.share.value
+        for one in parts
+        if one.part != HOST_GAP and isinstance(one.share, Estimate)
+        if one.share.high is not None and one.share.high < 0 and one.share.value <= -_LEAST_HANDICAP
+    }
+    if isinstance(over_chain, NotMeasured):
+        return Handicap((), 0.0, 1.0)
+    share = sum(saved.values())
+    return Handicap(tuple(saved), share, over_chain.value * (1 - share))
 
 
 def _limit(basis: Basis, found: Choice) -> str:
@@ -248,8 +264,9 @@ def _tree(basis: Basis, contest: Contest) -> Part:
     text += f"{told(contest.speedup)} over the chain{_doubt(verdict)}: tau {told(contest.length)}, rounds of "
     brief = f"c={contest.setting.concurrency}: {told(contest.speedup)} over the chain"
     parts = decompose(contest, basis.shares)
-    text += f"{told(contest.cost)}{added(parts)}.{_handicap(parts, contest.speedup)}"
-    return Part(verdict, f"{text}{_unused(basis, (contest.base, contest.setting))}", brief)
+    weak = _handicap(parts, contest.speedup)
+    text += f"{told(contest.cost)}{added(parts)}.{weak.sentence}{_unused(basis, (contest.base, contest.setting))}"
+    return Part(verdict, text, brief + weak.brief)
 
 
 def _numbers(basis: Basis, best: Setting, over_chain: Value, settings: Sequence[Setting]) -> list[Number]:
