@@ -28,10 +28,9 @@ token 6.9 and 4.9, 6.8 and 5.2; 65 tokens as cuBLAS, which is taken. Floor 2.0.
 The norm alone is 1.0 to 1.4. All tokens in one tile were 1.2 us slower at 33: a program waited for 64 columns of x.
 These weights were in L2. In a whole model larger than that they come from memory, unless somebody asks for a layer's
 ahead (`prefetch_triton`). Verify of SmolLM2-135M's shape, us, cuBLAS and this, without and with that: 65 tokens 1002
-and 844, 920 and 810; 129 tokens 1062 and 1033, 984 and 983. In rounds of the model itself, by cuBLAS and by this with
-weights asked for: 68 tokens 884 and 797, but 144 tokens 970 and 934 and 272 tokens 1052 and 1115, where asking alone
-should save 80. So more than FEW_TOKENS go by here with the smallest weights only, which stay in L2 (nano-k2: verify 226
-us with 132 tokens, 266 by cuBLAS); how the model's rounds take that is not measured yet.
+and 844, 920 and 810; 129 tokens 1062 and 1033, 984 and 983. In rounds of the model itself, weights asked for up to 256
+tokens, nothing else changed: 128 tokens 943 and 847, 129 tokens 1010 and 958, 132 tokens 994 and 936, 144 tokens 1020
+and 934, 272 tokens 1130 and 1115.
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ from .stream_linear_triton import stream_linear_triton
 
 MAX_TOKENS = 512
 MAX_INPUTS = 2048
-FEW_TOKENS, SMALL_WEIGHTS = 96, 2**19  # bytes: for more tokens only these, which stay in L2
 MOST_READ = 15e6  # bytes, by all programs: more, and cuBLAS's larger tiles pay (seen between 14 and 16 MB)
 MANY_HEADS, MOST_READ_BY_HEADS = 64, 2e7  # MLA's: each reads a weight of its own, in tall tiles
 PROGRAMS = 128  # that find a multiprocessor each, and memory for five steps on their way
@@ -157,7 +155,6 @@ def suits(x: torch.Tensor, weight: torch.Tensor, num_tokens: int) -> bool:
         x.dtype == weight.dtype == torch.bfloat16
         and 0 < num_tokens <= MAX_TOKENS
         and inputs <= MAX_INPUTS
-        and (num_tokens <= FEW_TOKENS or weight.nbytes <= SMALL_WEIGHTS)
         and bytes_read(plan(num_tokens, heads, outputs, inputs), inputs) <= most_read
     )
 
