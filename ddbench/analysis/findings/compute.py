@@ -221,7 +221,9 @@ class Handicap:
 
     @property
     def brief(self) -> str:
-        return f", but for a weak chain {units.ratio(self.without)}" if self.stages else ""
+        if not self.stages:
+            return ""
+        return f" ({units.ratio(self.without)} if {units.listed(self.stages)} took the chain no longer)"
 
 
 def _handicap(found: Decomposition | None, over_chain: Value) -> Handicap:
