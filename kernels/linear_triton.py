@@ -29,8 +29,8 @@ The norm alone is 1.0 to 1.4. All tokens in one tile were 1.2 us slower at 33: a
 These weights were in L2. In a whole model larger than that they come from memory, unless somebody asks for a layer's
 ahead (`prefetch_triton`). Verify of SmolLM2-135M's shape, us, cuBLAS and this, without and with that: 65 tokens 1002
 and 844, 920 and 810; 129 tokens 1062 and 1033, 984 and 983. In rounds of the model itself, weights asked for up to 256
-tokens, nothing else changed: 128 tokens 943 and 847, 129 tokens 1010 and 958, 132 tokens 994 and 936, 144 tokens 1020
-and 934, 272 tokens 1130 and 1115.
+tokens, of two runs that differ in this and in the tiles of long attention: 128 tokens 943 and 847, of prompt lookup 900
+and 838, 129 tokens 1010 and 958, 132 tokens 994 and 936, 144 tokens 1020 and 934, 272 tokens 1130 and 1115.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ then narrow tiles:
     2, 256            6.42  5.34     7.44  6.29     10.25   8.45
     4, 256            7.18  6.33     8.74  8.41     15.76  11.84
 
-Within SmolLM2's rounds, verify in us, nothing else changed: 513 tokens at batch 1 1482 and 1440, at batch 4 2997 and
-2896, at batch 16 8151 and 7773; 33 tokens at batch 16 1351 and 1316.
+Within SmolLM2's rounds, verify in us, of two runs that differ in nothing else there: 513 tokens at batch 1 1482 and
+1440, at batch 4 2997 and 2896, at batch 16 8151 and 7773; 33 tokens at batch 16 1351 and 1316.
 
 Letters: B batch rows, N new tokens, H query heads, G KV heads, D head dim.
 """

@@ -189,14 +189,18 @@ def host_load() -> float | NotMeasured:
         return NotMeasured(not_measured=f"CPU times cannot be read: {type(error).__name__}")
 
 
-def calm_load(load: float | NotMeasured, device: str) -> float | NotMeasured:
-    """The host's load once it is below BUSY_HOST, or after CALM_S seconds; `load` is what it was a moment ago.
+def is_busy(load: float | NotMeasured, device: str) -> bool:
+    """Whether a pass had better wait: on a GPU others' bursts last for longer than a pass, most of which are launches.
 
-    Bursts of other processes last for seconds, and on a GPU a pass for less than one, most of which are launches. On a
-    CPU passes are longer than bursts, and a machine that is busy stays so.
+    On a CPU passes are longer than bursts, and a machine that is busy stays so.
     """
+    return device == "cuda" and isinstance(load, float) and load > BUSY_HOST
+
+
+def calm_load(load: float | NotMeasured) -> float | NotMeasured:
+    """The host's load once it is no more than BUSY_HOST, or after CALM_S seconds; `load`: what it was a moment ago."""
     deadline = time.monotonic() + CALM_S
-    while device == "cuda" and isinstance(load, float) and load > BUSY_HOST and time.monotonic() < deadline:
+    while isinstance(load, float) and load > BUSY_HOST and time.monotonic() < deadline:
         load = host_load()
     return load
 

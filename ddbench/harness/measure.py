@@ -21,7 +21,7 @@ from ddbench.engine.engine import Engine
 from ddbench.engine.types import Request
 from ddbench.errors import DdbenchError
 from ddbench.harness import parity
-from ddbench.harness.capture import CAPTURES, CleanProbe, calm_load, host_load, load_sample
+from ddbench.harness.capture import CAPTURES, CleanProbe, calm_load, host_load, is_busy, load_sample
 from ddbench.harness.expert_census import count_experts
 from ddbench.harness.graph_events import watched
 from ddbench.harness.launched import by_file, launches_seen
@@ -231,7 +231,7 @@ def _warmup_requests(requests: Sequence[Request], concurrency: int) -> list[Requ
 
 def _run_passes(case: Case, engine: Engine, requests: Sequence[Request], notify: Notify) -> list[Observed]:
     observed = []
-    load = host_load()
+    load, is_patient = host_load(), True
     plan: list[tuple[Pass, int, CleanProbe]] = [
         ("clean", index, CleanProbe()) for index in range(case.capture.num_clean_passes)
     ]
@@ -240,7 +240,10 @@ def _run_passes(case: Case, engine: Engine, requests: Sequence[Request], notify:
         plan.append(("attributed", 0, attributed(case.engine.device)))
     for name, index, probe in plan:
         notify(f"{name} pass" + (f" {index + 1}" if case.capture.num_clean_passes > 1 else ""))
-        load = calm_load(load, case.engine.device)
+        if is_patient and is_busy(load, case.engine.device):
+            notify("waiting for other processes to leave the CPUs alone")
+            load = calm_load(load)
+            is_patient = not is_busy(load, case.engine.device)  # who was busy for so long stays so
         observation, load = _run_pass(case, engine, requests, name, index, probe, load)
         observed.append(observation)
     return observed

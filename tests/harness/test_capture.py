@@ -167,22 +167,25 @@ def test_every_capture_mode_has_a_probe() -> None:
     assert all(isinstance(make("cpu"), CleanProbe) for make in makers)
 
 
-@pytest.mark.parametrize(("device", "expected", "readings"), [("cuda", 0.1, 2), ("cpu", 0.9, 0)])
-def test_a_pass_on_a_gpu_waits_for_a_burst_of_others_to_pass(
-    monkeypatch: pytest.MonkeyPatch, device: str, expected: float, readings: int
-) -> None:
+def test_a_burst_of_others_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     coming = [0.8, 0.1, 0.7]
     monkeypatch.setattr(capture, "host_load", lambda: coming.pop(0))
-    assert capture.calm_load(0.9, device) == expected
-    assert len(coming) == 3 - readings
-    unknown = NotMeasured(not_measured="no such file")
-    assert capture.calm_load(unknown, device) is unknown
+    assert capture.calm_load(0.9) == 0.1
+    assert coming == [0.7]
+    assert capture.calm_load(0.4) == 0.4
 
 
 def test_a_host_that_stays_busy_is_waited_for_no_longer_than_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture, "CALM_S", 0.02)
     monkeypatch.setattr(capture, "host_load", lambda: 0.9)
-    assert capture.calm_load(0.95, "cuda") == 0.9
+    assert capture.calm_load(0.95) == 0.9
+
+
+def test_only_a_pass_on_a_gpu_waits_and_only_for_what_is_known() -> None:
+    unknown = NotMeasured(not_measured="no such file")
+    assert [capture.is_busy(load, "cuda") for load in (0.9, 0.4, unknown)] == [True, False, False]
+    assert not capture.is_busy(0.9, "cpu")
+    assert capture.calm_load(unknown) is unknown
 
 
 def test_host_load_is_a_share() -> None:

@@ -399,3 +399,19 @@ def test_rehearsals_run_before_anything_is_timed(count: int | None, expected: in
     assert phases.count("rehearsal") == expected
     if expected:
         assert phases.index("clean pass") > phases.index("rehearsal") > phases.index("warm-up")
+
+
+def test_a_host_that_stays_busy_is_waited_for_once_a_case_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(
+        arm="ar",
+        engine=EngineSpec(target="tiny-gqa", device="cuda", **ARMS["ar"]),
+        workload=WorkloadSpec(num_requests=1),
+        capture=CaptureSpec(num_clean_passes=3, mode="none"),
+    )
+    words: list[str] = []
+    monkeypatch.setattr(measure, "host_load", lambda: 0.9)
+    monkeypatch.setattr(measure, "calm_load", lambda load: 0.9)
+    monkeypatch.setattr(measure, "_run_pass", lambda *args: (None, 0.9))
+    measure._run_passes(case, None, (), words.append)  # type: ignore[arg-type]
+    assert [word for word in words if "waiting" in word] == ["waiting for other processes to leave the CPUs alone"]
+    assert [word for word in words if "pass" in word] == ["clean pass 1", "clean pass 2", "clean pass 3"]

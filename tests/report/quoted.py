@@ -28,12 +28,25 @@ def assert_reads(text: str, *lines: str) -> None:
 
 def index_row(folder: str) -> str:
     """The row of the index that tells of one folder."""
-    (row,) = (line for line in INDEX.splitlines() if line.startswith(f"| [2026-11-{folder}-h200]"))
+    (row,) = (line for line in INDEX.splitlines() if line.startswith(f"| [{folder_of(folder).name}]"))
     return row
 
 
+def name_of(folder: Path) -> str:
+    """`k26-rank` of `2026-11-k26-rank-h200`: what was measured, without when and where."""
+    found = re.fullmatch(r"\d{4}-\d{2}-(.+)-h200", folder.name)
+    assert found is not None, f"{folder.name}: not of an H200, or not dated"
+    return found[1]
+
+
 def folder_of(run: str) -> Path:
-    return REPORTS / f"2026-11-{run}-h200"
+    (folder,) = REPORTS.glob(f"????-??-{run}-h200")
+    return folder
+
+
+def began(run: str) -> str:
+    """When, `2026-11-30T16:23:43+00:00`."""
+    return str(json.loads((folder_of(run) / "manifest.json").read_text(encoding="utf-8"))["created_at"])
 
 
 @cache

@@ -26,7 +26,7 @@ BUDGET = (
 TREE_OVER_CHAIN = rf"the tree of 32 nodes is {SPEEDUP} over the chain"
 UNUSED = rf"leaves {NUMBER} % with the chain and {NUMBER} % at 32 nodes unused"
 K26 = "ddtree draft=oracle"
-RUNS = {path.parent.name[len("2026-11-") : -len("-h200")] for path in quoted.REPORTS.glob("*/manifest.json")}
+RUNS = {quoted.name_of(path.parent) for path in quoted.REPORTS.glob("*/manifest.json")}
 K26_RUNS = ("k26-rank", "k26-rank-c16")  # concurrency 1 and 4, and 16
 
 DEFAULT = {
@@ -522,8 +522,8 @@ def test_chains_and_steps_take_longer_than_trees_as_their_rows_say() -> None:
     trees = [budget(nodes) for nodes in (8, 16, 32)]
     found = [stage_us(run, "draft", ["prompt_lookup"]) for run in ("default", "smollm2-budget")]
     drafts = min(one.min() for one in found), max(one.max() for one in found)
-    weak = rf"The chain spends .*? on tree build: without that the tree would be {NUMBER}x over it"
-    reckoned = ([f"{float(value):.2f}x" for (value,) in said(run, weak)] for run in ("smollm2-budget", "default"))
+    weak = rf"The chain spends .*? on tree build: without that the tree would be {SPEEDUP} over it"
+    reckoned = ([times(*found) for found in said(run, weak)] for run in ("smollm2-budget", "default"))
     without = [listed(values, " and ") for values in reckoned]
     assert_reads(
         INDEX,
@@ -557,4 +557,6 @@ def test_runs_that_are_said_to_be_of_one_code_are() -> None:
     digests = {run: said(run, r"^\| Code digest \| (\w+) \|")[0] for run in RUNS}
     others = {run for run, digest in digests.items() if digest != digests["default"]}
     assert others == {"k26-rank-c16", "k26-verify"}
-    assert_reads(INDEX, "`k26-rank-c16` and `k26-verify` are of 14:14 to 14:25")
+    began = [quoted.began(run)[11:16] for run in ("k26-verify", "k26-rank-c16")]
+    assert_reads(INDEX, f"`k26-verify` and `k26-rank-c16` began at {began[0]} and {began[1]}")
+    assert {quoted.began(run)[:13] for run in RUNS - others} == {"2026-11-30T16"}

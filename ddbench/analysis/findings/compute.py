@@ -3,19 +3,19 @@
 Of several budgets the fastest is compared with the chain and with the others by intervals that hold together
 (`frontier.field_of`), since the luckiest of them looks best. A tree pays at a concurrency where the interval of its
 speedup over the chain lies above 1. How much compute is idle is the share of the matmul ceiling that verify reaches.
-No stage has more to do for a chain than for a tree: where one takes longer all the same, the chain is a weak baseline
-there, and what the tree gains by it is told.
+A chain has no more to build, compile and walk than a tree of as many nodes: where that takes longer all the same, the
+chain is a weak baseline, and what the tree gains by it is told.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddbench import units
 from ddbench.analysis import contests
 from ddbench.analysis.contests import Contest
-from ddbench.analysis.decompose import HOST_GAP, Decomposition, decompose
+from ddbench.analysis.decompose import Decomposition, decompose, rounds_part
 from ddbench.analysis.findings import frontier
 from ddbench.analysis.findings.answers import (
     FLOOR_NOTE,
@@ -41,6 +41,7 @@ from ddbench.records import NotMeasured
 
 TREE_ARM = "ddtree"
 _LEAST_HANDICAP = 0.01  # of the chain's round, that one of its stages must take longer to be told
+_MACHINERY = (Stage.TREE_BUILD.value, Stage.TREE_COMPILE.value, Stage.ACCEPT.value)  # all else is the models' work
 _WORDS: dict[contests.Standing, Verdict] = {"ahead": "yes", "behind": "no", "even": "undecided", "unknown": "undecided"}
 
 
@@ -204,11 +205,11 @@ def _made_of(found: Decomposition | None) -> str:
 
 @dataclass(frozen=True)
 class Handicap:
-    """Stages that take the chain longer than the tree beyond doubt; none in most contests."""
+    """Stages of the tree's machinery that take the chain longer than the tree; none in most contests."""
 
     stages: tuple[str, ...]
     share: float  # of the chain's round, that they take longer
-    without: float  # the tree over the chain if they took the chain no longer
+    without: Value  # the tree over the chain if they took the chain no longer
 
     @property
     def sentence(self) -> str:
@@ -216,28 +217,43 @@ class Handicap:
             return ""
         return (
             f" The chain spends {units.significant(100 * self.share, 2)} % of its round more than the tree on "
-            f"{units.listed(self.stages)}: without that the tree would be {units.ratio(self.without)} over it."
+            f"{units.listed(self.stages)}: without that the tree would be {told(self.without)} over it."
         )
 
     @property
     def brief(self) -> str:
         if not self.stages:
             return ""
-        return f" ({units.ratio(self.without)} if {units.listed(self.stages)} took the chain no longer)"
+        return f" ({told(self.without)} if {units.listed(self.stages)} took the chain no longer)"
 
 
 def _handicap(found: Decomposition | None, over_chain: Value) -> Handicap:
-    parts = () if found is None or isinstance(found.contributions, NotMeasured) else found.contributions
+    """In both passes, and of a tree that is no narrower: a chain has no more to build, to compile or to walk than that.
+
+    Of a chain's time only its rounds become shorter, not what it waits between them.
+    """
+    none = Handicap((), 0.0, over_chain)
+    if found is None or isinstance(found.contributions, NotMeasured) or isinstance(over_chain, NotMeasured):
+        return none
+    rounds = rounds_part(found.contest.base)
+    if isinstance(rounds, NotMeasured) or _mean_width(found.contest.setting) < _mean_width(found.contest.base):
+        return none
     saved = {
         plain(one.part): -one.share.value
-        for one in parts
-        if one.part != HOST_GAP and isinstance(one.share, Estimate)
+        for one in found.contributions
+        if one.part in _MACHINERY and isinstance(one.share, Estimate) and one.attributed <= -_LEAST_HANDICAP
         if one.share.high is not None and one.share.high < 0 and one.share.value <= -_LEAST_HANDICAP
     }
-    if isinstance(over_chain, NotMeasured):
-        return Handicap((), 0.0, 1.0)
-    share = sum(saved.values())
-    return Handicap(tuple(saved), share, over_chain.value * (1 - share))
+    left = 1 - sum(saved.values()) * rounds.value
+    low, high = (None if end is None else end * left for end in (over_chain.low, over_chain.high))
+    return Handicap(
+        tuple(saved), sum(saved.values()), replace(over_chain, value=over_chain.value * left, low=low, high=high)
+    )
+
+
+def _mean_width(setting: Setting) -> float:
+    """Tokens per request that verify takes, in the clean pass."""
+    return float(setting.steps["verify_width"].mean())
 
 
 def _limit(basis: Basis, found: Choice) -> str:

@@ -159,23 +159,35 @@ def test_no_stage_is_blamed_for_rounds_that_are_not_dearer(evidence) -> None:
     assert "adds" not in answer(evidence(cases=cases), 2).answer
 
 
+WEAK = r"The chain spends (\S+) % of its round more than the tree on tree build: .* would be (\S+)x (\[.*?\]) over it"
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
 @pytest.mark.parametrize("budgets", [(8,), (8, 32)])
-def test_a_stage_that_takes_a_chain_longer_than_a_tree_is_told_as_a_weak_baseline(evidence, budgets) -> None:
-    """It has no more to do there: what the tree gains by it is no merit of the tree's."""
-    cases = make_cases(arms=("chain", "ddtree"), concurrencies=(1,), node_budgets=budgets, **SMALL)
+def test_a_stage_that_takes_a_chain_longer_than_a_tree_is_told_as_a_weak_baseline(
+    evidence, budgets, concurrency
+) -> None:
+    """It has no more to do there: what the tree gains by it is no merit of the tree's. Waiting stays what it is."""
+    cases = make_cases(arms=("chain", "ddtree"), concurrencies=(concurrency,), node_budgets=budgets, **SMALL)
     fair = answer(evidence(cases=cases), 2)
     found = answer(evidence(cases=cases, slow={"tree_build": 3.0}, slow_arms=("chain",)), 2)
     assert "The chain spends" not in fair.answer
-    words = re.search(
-        r"The chain spends (\S+) % of its round more than the tree on tree build: .* be (\S+)x", found.answer
-    )
+    words = re.search(WEAK, found.answer)
     assert words is not None, found.answer
     assert float(words[1]) == pytest.approx(100 * 0.14 / 1.14, abs=1)  # a stage of 7 %, three times as long
     merits = [float(re.search(r"(\S+)x .* over the chain", one.answer)[1]) for one in (fair, found)]
-    assert float(words[2]) == pytest.approx(merits[0], rel=0.02)
-    assert merits[1] > merits[0] * 1.1
-    assert [text.count(f"({words[2]}x if tree build took the chain no longer)") for text in found.brief] == [1]
+    assert float(words[2]) == pytest.approx(merits[0], rel=0.03)
+    assert merits[1] > merits[0] * 1.05
+    told_of = f"({words[2]}x {words[3]} if tree build took the chain no longer)"
+    assert [text.count(told_of) for text in found.brief] == [1]
     assert "no longer" not in str(fair.brief)
+
+
+@pytest.mark.parametrize(("stage", "budget"), [("verify", 8), ("draft", 8), ("tree_build", 4)])
+def test_what_is_the_models_work_or_a_narrower_trees_is_no_weak_baseline(evidence, stage, budget) -> None:
+    cases = make_cases(arms=("chain", "ddtree"), concurrencies=(1,), node_budgets=(budget,), **SMALL)
+    found = answer(evidence(cases=cases, slow={stage: 3.0}, slow_arms=("chain",)), 2)
+    assert "The chain spends" not in found.answer
 
 
 def test_without_a_chain_the_best_budget_still_stands(evidence) -> None:
