@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ddbench import units
 from ddbench.analysis.contests import standing
+from ddbench.analysis.findings.basis import CONTROL_ARMS
 from ddbench.analysis.findings.frontier import field_of
 from ddbench.analysis.metrics import METRICS
 from ddbench.analysis.settings import Setting
@@ -25,10 +26,11 @@ STANDINGS: dict[str, str] = {
 
 
 def cards(evidence: Evidence) -> Iterator[Fact]:
-    """One per run and concurrency."""
+    """One per run and concurrency; a control is no arm that somebody would choose."""
     for run in evidence.runs:
         for concurrency in evidence.study.concurrencies:
-            settings = [setting for setting in evidence.arms_at(concurrency) if setting.run == run]
+            own = (setting for setting in evidence.arms_at(concurrency) if setting.run == run)
+            settings = [setting for setting in own if setting.arm not in CONTROL_ARMS]
             if settings:
                 where = f"at concurrency {concurrency}" + (
                     f", run {evidence.run_names[run]}" if len(evidence.runs) > 1 else ""

@@ -41,7 +41,7 @@ def test_the_best_of_several_has_an_interval_that_allows_for_the_choice(evidence
         assert alone.high is not None
         low, high = (float(end) for end in fact.details[0].partition("[")[2].partition("]")[0].split(", "))
         assert high - low > alone.high - alone.low
-        assert fact.details[0].endswith("chosen of 5")
+        assert fact.details[0].endswith("chosen of 4")  # of five; the control has no choice
 
 
 def test_a_card_names_the_largest_predicted_gain(evidence: Evidence) -> None:

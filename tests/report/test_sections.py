@@ -62,6 +62,17 @@ def test_an_arm_that_gains_most_on_a_slow_ar_is_not_best() -> None:
         assert max(speedups, key=speedups.get) != fastest.label
 
 
+def test_a_control_that_is_fastest_is_not_best(run_of) -> None:
+    """It prices the tree's machinery; when it wins, that is noise, and nobody would choose it."""
+    cases = make_cases(arms=("ar", "chain", "chain_via_tree"), concurrencies=(1,), **SMALL)
+    slow = {"verify": 3.0, "draft": 3.0}
+    evidence = evidence_of(load_run(run_of(cases=cases, slow=slow, slow_arms=("chain",))))
+    speedups = {s.label: evidence.value(s, "speedup_vs_ar").value for s in evidence.study.at(1) if s.arm != "ar"}
+    assert speedups["chain_via_tree"] > speedups["chain"], "the control of this test"
+    (fact,) = cards(evidence)
+    assert fact.subject == "chain"
+
+
 def test_headline_counts_what_is_missing(full: Evidence) -> None:
     notes = " ".join(headline(full).notes)
     assert "1 case is incorrect and has no timings" in headline(full).intro[1]
