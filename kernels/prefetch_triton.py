@@ -15,6 +15,14 @@ Measured on an H200, the next layer's weights asked for at the start of every la
     without            693       798      1002       1062      1058
     asked for          630       738       920        984       985
 
+Whole rounds of SmolLM2-135M and its drafter (`tests/benchmarks/prefetch_rounds.py`), us, by tokens verified:
+
+    tokens                         17    65   129   144   256   257   513   528
+    nothing                       867   961  1168  1333  1431  1459  2062  1776
+    the drafter's layers          831   961  1160  1334  1436  1451  2060  1776
+    the target's                  774   930  1107  1273  1380  1398  2011  1724
+    both                          770   926  1098  1281  1374  1392  2000  1724
+
 Large layers lost by it, whose products ask for all that the memory gives by themselves. Kimi-K2.6's (30 to 117 MB a
 product): attention's output projection during attention +4 us a layer, four products ahead of their turn +15, and none
 of 24 ways faster; Qwen3-8B 2 to 9 %.

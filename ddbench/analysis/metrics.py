@@ -93,6 +93,17 @@ METRICS: dict[str, Metric] = {
             counted="rounds",
         ),
         Metric(
+            "steady_round_ms",
+            "Steady round",
+            "ms",
+            "lower",
+            "median duration of a round of a full batch (the largest) that no prefill stands right before or behind: "
+            "beside one the device waits for the host; the interval as for a round",
+            ("steps", "requests"),
+            speed.steady_round_time,
+            counted="rounds",
+        ),
+        Metric(
             "round_cost_ms",
             "Round cost",
             "ms",

@@ -11,7 +11,7 @@ import numpy as np
 
 from ddbench.analysis import acceptance, series, stats
 from ddbench.analysis.settings import Setting, Study
-from ddbench.analysis.timing import events
+from ddbench.analysis.timing import events, steady_rounds
 from ddbench.analysis.values import Compute, missing
 from ddbench.records import NotMeasured
 
@@ -42,6 +42,13 @@ def output_rate(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
 
 def round_time(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
     return series.median(setting.ordered.milliseconds, setting.ordered.layout, "rounds")
+
+
+def steady_round_time(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
+    values, layout = steady_rounds(setting.ordered, setting.requests, setting.passes)
+    if not values.size:
+        return missing("every full batch stood beside a prefill")
+    return series.median(values, layout, "rounds")
 
 
 def round_cost(setting: Setting, study: Study) -> stats.Summary | NotMeasured:

@@ -6,7 +6,7 @@ before the head's product; a recorded graph holds it as it is. What is asked for
 It pays where products wait for memory although there is enough of it: layers so small that this layer's weights, the
 next one's and what a round writes lie in the cache side by side, in a model that does not stay there as a whole. Large
 layers lose by it, models that stay in the cache have nothing to wait for (`kernels/prefetch_triton.py` has the
-numbers, all of them a target's). Experts are not known before they are chosen: a model that has some is left alone.
+numbers). Experts are not known before they are chosen: a model that has some is left alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ddbench.models.kernel_set import TORCH, KernelSet
 from ddbench.models.layers import Projection, SwiGLU
 
 HOPPER = 9  # the generation of GPUs that `kernels/prefetch_triton.py` asks
-FEW_TOKENS = 256  # as with `moe.OVERLAPPED_TOKENS`: for more, products wait for arithmetic (measured up to 132)
+FEW_TOKENS = 528  # measured up to so many; what is gained hardly depends on them
 LAYERS_IN_CACHE = 4  # the L2 holds so many of the largest layer, or no layer is asked for
 
 

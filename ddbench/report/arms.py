@@ -14,13 +14,14 @@ ARM_METRICS: tuple[str, ...] = (
     "tpot_ms",
     "ttft_ms",
     "round_ms",
+    "steady_round_ms",
     "acceptance_length",
     "acceptance_length_macro",
     "speedup_vs_ar",
     "speedup_vs_chain",
 )
 MARKED_METRICS: tuple[str, ...] = ("output_tok_per_s", "tpot_ms", "speedup_vs_ar", "speedup_vs_chain")
-MINOR_METRICS: tuple[str, ...] = ("ttft_ms", "round_ms", "acceptance_length_macro")
+MINOR_METRICS: tuple[str, ...] = ("ttft_ms", "round_ms", "steady_round_ms", "acceptance_length_macro")
 MAX_ROWS_DRAWN = 16  # per panel; the tables hold everything
 
 

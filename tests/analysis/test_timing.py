@@ -1,5 +1,7 @@
 """Every nanosecond and token of a pass belongs to one round or prefill; what that gives for intervals."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,8 @@ from ddbench.analysis.frames import load_run
 from ddbench.analysis.metrics import METRICS, evaluate
 from ddbench.analysis.settings import study_of
 from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases
-from ddbench.analysis.timing import events, tpot_by_prompt
+from ddbench.analysis.timing import events, steady_rounds, tpot_by_prompt
+from ddbench.records import NotMeasured
 
 
 def test_events_add_up_to_the_pass(synthetic_frames) -> None:
@@ -34,6 +37,52 @@ def test_an_event_takes_the_time_since_the_one_before_it(hand_run, hand_case, ha
     assert prefills.denominators == pytest.approx([0.010])
     assert rounds.numerators.tolist() == [3, 2]
     assert rounds.denominators == pytest.approx([0.010, 0.030])
+
+
+def test_a_round_beside_a_prefill_is_not_steady(hand_run, hand_case, hand_request) -> None:
+    """Rounds of 10, 11 and 12 ms, the first token of another request, 13, 14 and 15: left are 11, 14, 15."""
+    case = next(case for case in make_cases(arms=("chain",), concurrencies=(1,)))
+    three = ((2, 3, 0),) * 3
+    requests = (hand_request("a", 10, (0, 0, 33), three), hand_request("b", 10, (33, 33, 75), three))
+    hand = hand_case(case=case, requests=requests, round_ms=(10, 11, 12, 13, 14, 15), num_nodes=7, verify_width=8)
+    study = study_of(load_run(hand_run([hand]).path))
+    (setting,) = study.settings
+    values, layout = steady_rounds(setting.ordered, setting.requests, setting.passes)
+    assert values.tolist() == [11, 14, 15]
+    assert layout.lengths == ((3,),)
+    found = evaluate(METRICS["steady_round_ms"], setting, study)
+    assert (found.value, found.n) == (14, 3)
+
+
+def test_steady_rounds_are_of_a_full_batch_that_stays_as_it_is(synthetic_frames) -> None:
+    """Against the same choice made round by round."""
+    of_all, chosen = 0, 0
+    for setting in study_of(synthetic_frames).settings:
+        tables = (synthetic_frames.steps, synthetic_frames.requests)
+        steps, requests = (one[(one["setting"] == setting.key) & (one["pass_name"] == "clean")] for one in tables)
+        expected = []
+        for key, rounds in steps.groupby(["block", "pass_index"]):
+            rounds = rounds.sort_values("step")
+            own = requests[(requests["block"] == key[0]) & (requests["pass_index"] == key[1])]
+            ends = [-1, *rounds["end_ns"], 1 << 62]
+            joins = [any(first <= at < last for at in own["first_token_ns"]) for first, last in pairwise(ends)]
+            for i, (size, start, end) in enumerate(rounds[["batch_size", "start_ns", "end_ns"]].values.tolist()):
+                if size == steps["batch_size"].max() and not joins[i] and not joins[i + 1]:
+                    expected.append((end - start) / 1e6)
+        values, layout = steady_rounds(setting.ordered, setting.requests, setting.passes)
+        assert sorted(values) == pytest.approx(sorted(expected))
+        assert sum(layout.passes) == len(values)
+        of_all, chosen = of_all + len(steps), chosen + len(values)
+    assert 0 < chosen < of_all
+
+
+def test_where_every_round_stands_beside_a_prefill_none_is_steady(hand_run, hand_case, hand_request) -> None:
+    case = next(case for case in make_cases(arms=("chain",), concurrencies=(1,)))
+    request = hand_request("a", 6, (0, 0, 35), ((2, 3, 0),))
+    hand = hand_case(case=case, requests=(request,), round_ms=(20,), wall_ms=50, num_nodes=7, verify_width=8)
+    study = study_of(load_run(hand_run([hand]).path))
+    found = evaluate(METRICS["steady_round_ms"], study.settings[0], study)
+    assert found == NotMeasured(not_measured="every full batch stood beside a prefill")
 
 
 def test_layout_follows_processes_and_passes(tmp_path) -> None:

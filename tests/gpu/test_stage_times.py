@@ -74,9 +74,12 @@ def test_the_time_of_a_rounds_graphs_lies_within_the_round(lab, executor, build)
 
 @pytest.mark.parametrize("stage", sorted(IN_A_ROUND))
 def test_events_inside_one_graph_and_around_many_tell_the_same(timed, stage):
-    """Within a factor of two: it is the same work, whoever holds the stopwatch."""
+    """Within a factor of two: it is the same work, whoever holds the stopwatch.
+
+    The shortest of each: a busy host comes between an event and the launch behind it, and makes one longer.
+    """
     inside, outside = (
-        median(sample.duration_ns for sample in timed[name].stage_samples() if sample.stage == stage)
+        min(sample.duration_ns for sample in timed[name].stage_samples() if sample.stage == stage)
         for name in ("round_graph", "stage_graphs")
     )
     assert inside <= 2 * outside + SLACK_NS

@@ -209,7 +209,7 @@ def test_a_layers_weights_are_all_of_its_products_once(name) -> None:
 
 def small_pair() -> tuple[Target, Drafter]:
     """A target of enough small layers to outgrow a cache that holds four, and a drafter of fewer."""
-    shape = TARGETS["tiny-gqa"].model_copy(update={"num_layers": 6})
+    shape = TARGETS["tiny-gqa"].model_copy(update={"num_layers": 6, "max_context": 2 * FEW_TOKENS})
     target = Target(shape, DRAFTERS["tiny-gqa"].target_layer_ids)
     drafter = Drafter(DRAFTERS["tiny-gqa"], shape.max_context)
     randomize(target, 1)

@@ -479,8 +479,8 @@ def test_the_gate_of_single_ops_passed_and_failed_as_its_reports_say() -> None:
         verdicts = said("ops-gate", r"^\|[^|]*\| time_us \|.* % \| (same|regression) \|", f"{planted}/gate.md")
         return f"{verdicts.count(('regression',))} of {len(verdicts)}"
 
-    rows = said("ops-gate", r"or better; (\d+) same", "second/gate.md")[0][0]
-    hidden, of_times = said("ops-gate", r"would not show in (\d+) of (\d+) times", "second/gate.md")[0]
+    rows = said("ops-gate", r"or better; (\d+) same", "second/comment.md")[0][0]
+    hidden, of_times = said("ops-gate", r"would not show in (\d+) of (\d+) times", "second/comment.md")[0]
     wait, longer = failed("planted-wait"), failed("planted-longer")
     assert_reads(
         index_row("ops-gate"),

@@ -7,7 +7,6 @@ factor on top.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,11 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddbench.opbench.gate.baseline import OpsBaseline, ops_baseline
+from ddbench.opbench.gate.baseline import OpsBaseline, ops_baseline, read_ops
 from ddbench.opbench.records import OkRow, OpsFile
 from ddbench.records import Ceilings, CeilingSample
 
-REPORT = sorted(Path(__file__).resolve().parents[3].glob("reports/*bench-ops-h200/ops.csv"))[-1]
+REPORT = sorted(Path(__file__).resolve().parents[3].glob("reports/*bench-ops-h200"))[-1]
 CEILINGS = {"read cold": 4.2e12, "read hot": 1.1e13, "matmul": 7.5e14, "replay": 1300.0, "launch": 5000.0}
 TIMES = ("replay", "launch")
 COMMON = 0.001  # of a process: all of its times together
@@ -48,16 +47,10 @@ class Maker:
 
     @cached_property
     def rows(self) -> tuple[OkRow, ...]:
-        with REPORT.open(encoding="utf-8") as lines:
-            found = [row for row in csv.DictReader(lines) if row["status"] == "ok"]
-        ours = [row for row in found if row["kind"] == "ours"]
-        torch = [row for row in found if row["op"] == "linear" and row["implementation"] == "linear"]
-        return tuple(self._row(row) for row in (*ours, *torch))
-
-    def _row(self, row: Mapping[str, str]) -> OkRow:
-        names: dict[str, Any] = {name: row[name] for name in ("op", "shape", "implementation", "kind", "cache")}
-        numbers = {name: float(row[name]) for name in ("time_ns", "low_ns", "high_ns", "num_bytes", "num_flops")}
-        return self._make.row(**names, **numbers, launches=int(row["launches"]))
+        found = [row for row in read_ops(REPORT).rows if isinstance(row, OkRow)]
+        ours = [row for row in found if row.kind == "ours"]
+        torch = [row for row in found if row.op == "linear" and row.implementation == "linear"]
+        return (*ours, *torch)
 
     @cached_property
     def restless(self) -> set[str]:
