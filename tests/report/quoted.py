@@ -76,8 +76,8 @@ def metric(run: str, label: str, concurrency: int, name: str = "round_ms") -> pd
 
 
 def rounds(run: str, label: str, concurrencies: Iterable[int] = (1, 4, 16)) -> list[float]:
-    """Median rounds in ms, one per concurrency."""
-    return [metric(run, label, concurrency).value for concurrency in concurrencies]
+    """Steady rounds in ms, one per concurrency."""
+    return [metric(run, label, concurrency, "steady_round_ms").value for concurrency in concurrencies]
 
 
 def stage_us(run: str, stage: str, labels: Iterable[str], concurrency: int | None = None) -> pd.Series:
@@ -111,7 +111,7 @@ def listed(texts: Iterable[str], last: str = ", ") -> str:
 
 def digits(values: Iterable[float | str], places: int = 0, last: str = ", ") -> str:
     """Numbers with so many decimals, listed."""
-    return listed((f"{float(value):.{places}f}" for value in values), last)
+    return listed((f"{round(float(value), places) + 0:.{places}f}" for value in values), last)  # 0, not -0
 
 
 def span(low: float | str, high: float | str, places: int = 2) -> str:
