@@ -25,8 +25,8 @@ planted() { "$python" tests/gpu/planted.py "$@"; }
 # What follows `ddbench sweep`; smollm2-budget needs `models fetch smollm2-135m` and `workloads fetch humaneval` first.
 words() {
     case $1 in
-        captures) echo captures ;;
-        default | materialize | executor) echo "$1 --set num_requests=32" ;; # two for every one that runs at a time
+        captures | materialize) echo "$1" ;;
+        default | executor) echo "$1 --set num_requests=32" ;; # two for every one that runs at a time
         smollm2-budget)
             echo "tree_budget --target smollm2-135m --workload humaneval --concurrency 1,4,16 --set num_requests=32" \
                 "--set max_new_tokens=96 --set node_budget=8,16,32,64,128,256,512" ;;
