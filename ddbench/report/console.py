@@ -78,10 +78,11 @@ def _hanging(text: str) -> RichTable:
 
 
 def _print_table(table: Table, console: Console) -> None:
-    """What the terminal is wide enough for: with intervals, without them, without minor columns, in several pieces."""
+    """As much as the terminal is wide enough for: intervals go first, then minor columns from the right."""
     every = tuple(range(len(table.columns)))
-    major = tuple(place for place in every if not table.columns[place].is_minor)
-    for places, has_details in ((every, True), (every, False), (major, False)):
+    minor = [place for place in every if table.columns[place].is_minor]
+    fewer = [tuple(place for place in every if place not in minor[kept:]) for kept in range(len(minor), -1, -1)]
+    for places, has_details in ((every, True), *((places, False) for places in fewer)):
         if _width(_grid(table, places, has_details), console) <= console.width:
             console.print(_grid(table, places, has_details))
             break

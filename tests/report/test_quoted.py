@@ -540,6 +540,8 @@ def test_two_runs_of_one_code_differ_by_more_than_their_intervals_but_not_in_ste
     assert_reads(
         INDEX,
         f"{times(*default)} the chain in `default` and {times(*materialize)} in `materialize`.",
+        f"in `default` the chain through the tree machinery, the same work, is {over('default', 'chain_via_tree', 16)} "
+        "the chain.",
         f"Their steady rounds agree: {tree} us with the tree, {chain} with the chain.",
     )
 
