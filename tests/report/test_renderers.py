@@ -168,12 +168,14 @@ def test_console_shows_headline_and_arms(full: Report) -> None:
 
 
 def test_narrow_consoles_keep_names_and_numbers_whole(full: Report) -> None:
-    """At 80 columns intervals go first, then minor columns."""
-    wide, narrow = printed(full, is_compact=True), printed(full, is_compact=True, width=80)
+    """Intervals go first, then minor columns from the right, as many as have to."""
+    wide, less, narrow = (printed(full, is_compact=True, width=width) for width in (160, 110, 80))
     for name in ("prompt_lookup", "chain_via_tree", "ddtree node_budget=32"):
         assert name in narrow
-    assert re.search(r"TPOT +TTFT +Round", wide)
-    assert not re.search(r"TPOT +TTFT", narrow)
+    assert re.search(r"TPOT +TTFT +Round +Steady round +tau +tau macro *$", wide, re.M)
+    assert re.search(r"TPOT +TTFT +Round +Steady round +tau *$", less, re.M)
+    assert re.search(r"TPOT +TTFT +tau", narrow)
+    assert not re.search(r"Steady round|tau macro", narrow)
     assert re.search(r"vs ar +vs chain", narrow)
     assert max(len(line) for line in narrow.splitlines()) <= 80
 
