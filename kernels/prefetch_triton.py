@@ -1,8 +1,8 @@
 """Weights asked for into the L2 cache, by a launch that waits for nothing and writes nothing.
 
-Where in the flow: on a side branch of DRAFT and of VERIFY, beside a layer, for the layer behind it; whether that pays
-the models know (`ddbench/models/prefetch.py`). Small layers do not ask for memory fast enough: a product of a few
-megabytes is over before enough of it is on its way, and between two products nobody asks.
+Where in the flow: on a side branch of DRAFT, VERIFY and short prefills, beside a layer, for the layer behind it;
+whether that pays the models know (`ddbench/models/prefetch.py`). Small layers do not ask for memory fast enough: a
+product of a few megabytes is over before enough of it is on its way, and between two products nobody asks.
 
 A lane asks for LANE_BYTES at once (`cp.async.bulk.prefetch.L2`); its program ends, and the copies go on. Launched the
 usual way, as it stands behind a fork of streams, and without dependents (`dependent_launch_triton`). Only Hopper is
@@ -15,8 +15,10 @@ Measured on an H200, the next layer's weights asked for at the start of every la
     without            693       798      1002       1062      1058
     asked for          630       738       920        984       985
 
-Whole rounds of SmolLM2-135M and its drafter (`tests/benchmarks/prefetch_rounds.py`), us, by tokens verified:
+Whole rounds of SmolLM2-135M and its drafter (`tests/benchmarks/prefetch_rounds.py`), us, by nodes at a concurrency and
+tokens verified; what was asked for:
 
+    nodes at concurrency         16@1  64@1 128@1  8@16 15@16 256@1 512@1 32@16
     tokens                         17    65   129   144   256   257   513   528
     nothing                       867   961  1168  1333  1431  1459  2062  1776
     the drafter's layers          831   961  1160  1334  1436  1451  2060  1776

@@ -1,6 +1,6 @@
 """The draft without a model in one launch: the text searched, the logits written (semantics of `prompt_lookup`).
 
-Where in the flow: DRAFT, in place of a drafter. In plain torch it is 32 launches, 55 to 85 us on an H200.
+Where in the flow: DRAFT, in place of a drafter. In plain torch it is 32 or 33 launches, 50 to 85 us on an H200.
 Letters: B batch rows, L draft horizon, V vocabulary, S tokens a row has room for.
 
 A program writes -inf to its part of a request's L * V logits, which lie together; searches the request's text, as far
@@ -14,9 +14,9 @@ and 2,048 tokens they read 8 MB from the L2 cache, beside 73 MB of logits of Kim
 Floor, V = 163,840, L = 7: 4.6 MB a request written, 1.0 us at batch 1 and 16.7 us at batch 16 at 4.4 TB/s; below a
 megabyte one launch, about 1.5 us. Measured on an H200 (`bench-ops`, cold, in a graph): 5.3 us at batch 1, 21 us at 16,
 nano-k2 (V = 4,096) 3.4 and 3.8 us; predicted 3 to 4 (a chain of three loads: length, text, proposals; then a store), 18
-to 22, and 2.5 to 3.5: loads of a cold text take longer, hot it is 4.0 us. Another 0.5 us for every BLOCK_S tokens of
-context beyond the first. Next, if it counts: the first block of the text asked for ahead of the stores; the search
-backwards, which may end at the first 3-gram.
+to 22, and 2.5 to 3.5: loads of a cold text take longer (hot, 4.0 us at batch 1, nano-k2 2.3 and 2.6). Predicted, not
+measured: another 0.5 us for every BLOCK_S tokens of context beyond the first. Not tried: the first block of the text
+asked for ahead of the stores; the search backwards, which may end at the first 3-gram.
 """
 
 from __future__ import annotations

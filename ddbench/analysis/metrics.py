@@ -97,9 +97,9 @@ METRICS: dict[str, Metric] = {
             "Steady round",
             "ms",
             "lower",
-            "median duration of a round of a full batch (the largest) that no prefill stands right before or behind: "
-            "beside one the device waits for the host; the interval as for a round",
-            ("steps", "requests"),
+            "median duration of a round of a full batch (the largest) that begins where the one before it ends: the "
+            "host launched it ahead, and the device waits for nobody; the interval as for a round",
+            ("steps",),
             speed.steady_round_time,
             counted="rounds",
         ),

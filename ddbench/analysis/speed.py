@@ -45,9 +45,9 @@ def round_time(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
 
 
 def steady_round_time(setting: Setting, study: Study) -> stats.Summary | NotMeasured:
-    values, layout = steady_rounds(setting.ordered, setting.requests, setting.passes)
+    values, layout = steady_rounds(setting.ordered)
     if not values.size:
-        return missing("every full batch stood beside a prefill")
+        return missing("no round of a full batch began where the one before it ended: the host did not run ahead")
     return series.median(values, layout, "rounds")
 
 

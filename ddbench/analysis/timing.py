@@ -98,22 +98,20 @@ def round_costs(rounds: Rounds) -> Stratum:
     return Stratum(rounds.batch_sizes * rounds.milliseconds, rounds.batch_sizes, rounds.layout)
 
 
-def steady_rounds(rounds: Rounds, requests: Columns, passes: Columns) -> tuple[np.ndarray, Layout]:
-    """Milliseconds of the rounds of a full batch, the largest there is, that no prefill stands before or behind.
+def steady_rounds(rounds: Rounds) -> tuple[np.ndarray, Layout]:
+    """Milliseconds of the rounds of a full batch, the largest there is, that begin where the one before them ended.
 
-    Beside a prefill a device waits for the host, which fills the batch anew: such a round says little about itself.
+    Those the host launched while the device had the one before. It reads a round first where a request may end with it,
+    and the device waits meanwhile: such a round says little about the device.
     """
-    first_tokens = requests["first_token_ns"].astype(np.float64)
-    is_steady = rounds.batch_sizes == rounds.batch_sizes.max(initial=0)
     bounds = list(pairs(np.cumsum([0, *rounds.layout.passes])))
-    for (begin, end), rows in zip(bounds, (rows for one in _rows(requests, passes) for rows in one), strict=True):
-        starts = np.sort(first_tokens[rows])
-        num_begun = np.searchsorted(starts, rounds.end_ns[begin:end])
-        has_prefill = np.diff(num_begun, prepend=0, append=len(starts)) > 0  # before each round, and behind the last
-        is_steady[begin:end] &= ~(has_prefill[:-1] | has_prefill[1:])
-    of_pass = iter([int(is_steady[begin:end].sum()) for begin, end in bounds])
-    layout = Layout(tuple(tuple(next(of_pass) for _ in process) for process in rounds.layout.lengths))
-    return rounds.milliseconds[is_steady], layout
+    is_steady = rounds.batch_sizes == rounds.batch_sizes.max(initial=0)
+    is_steady[1:] &= rounds.start_ns[1:] == rounds.end_ns[:-1]
+    is_steady[[begin for begin, end in bounds if begin < end]] = False  # none stands before the first of a pass
+    counts = iter([int(is_steady[begin:end].sum()) for begin, end in bounds])
+    processes = ([next(counts) for _ in process] for process in rounds.layout.lengths)
+    lengths = (tuple(count for count in process if count) for process in processes)  # what has none is not drawn from
+    return rounds.milliseconds[is_steady], Layout(tuple(process for process in lengths if process))
 
 
 def events(rounds: Rounds, requests: Columns, passes: Columns) -> tuple[Stratum, Stratum]:

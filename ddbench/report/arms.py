@@ -22,6 +22,7 @@ ARM_METRICS: tuple[str, ...] = (
 )
 MARKED_METRICS: tuple[str, ...] = ("output_tok_per_s", "tpot_ms", "speedup_vs_ar", "speedup_vs_chain")
 MINOR_METRICS: tuple[str, ...] = ("ttft_ms", "round_ms", "steady_round_ms", "acceptance_length_macro")
+WHERE_MEASURED: tuple[str, ...] = ("steady_round_ms",)  # no column where the host never runs ahead, as on a CPU
 MAX_ROWS_DRAWN = 16  # per panel; the tables hold everything
 
 
@@ -44,7 +45,12 @@ def arms(evidence: Evidence) -> Section | Skipped:
 
 def _arms_table(evidence: Evidence, concurrency: int) -> Table:
     settings = evidence.arms_at(concurrency)
-    metrics = cells.metrics_named(ARM_METRICS)
+    metrics = [
+        metric
+        for metric in cells.metrics_named(ARM_METRICS)
+        if metric.name not in WHERE_MEASURED
+        or any(isinstance(evidence.value(setting, metric.name), Estimate) for setting in settings)
+    ]
     candidates = [s for s in settings if evidence.may_be_best(s)]
     best = {
         (run, name): cells.best_of(

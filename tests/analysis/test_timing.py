@@ -1,6 +1,6 @@
 """Every nanosecond and token of a pass belongs to one round or prefill; what that gives for intervals."""
 
-from itertools import pairwise
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -8,9 +8,10 @@ import pytest
 from ddbench.analysis.columns import Columns, Whole
 from ddbench.analysis.frames import load_run
 from ddbench.analysis.metrics import METRICS, evaluate
+from ddbench.analysis.series import Layout
 from ddbench.analysis.settings import study_of
 from ddbench.analysis.synthetic import SyntheticPlan, build_run, make_cases
-from ddbench.analysis.timing import events, steady_rounds, tpot_by_prompt
+from ddbench.analysis.timing import Rounds, events, steady_rounds, tpot_by_prompt
 from ddbench.records import NotMeasured
 
 
@@ -39,50 +40,36 @@ def test_an_event_takes_the_time_since_the_one_before_it(hand_run, hand_case, ha
     assert rounds.denominators == pytest.approx([0.010, 0.030])
 
 
-def test_a_round_beside_a_prefill_is_not_steady(hand_run, hand_case, hand_request) -> None:
-    """Rounds of 10, 11 and 12 ms, the first token of another request, 13, 14 and 15: left are 11, 14, 15."""
-    case = next(case for case in make_cases(arms=("chain",), concurrencies=(1,)))
-    three = ((2, 3, 0),) * 3
-    requests = (hand_request("a", 10, (0, 0, 33), three), hand_request("b", 10, (33, 33, 75), three))
-    hand = hand_case(case=case, requests=requests, round_ms=(10, 11, 12, 13, 14, 15), num_nodes=7, verify_width=8)
-    study = study_of(load_run(hand_run([hand]).path))
-    (setting,) = study.settings
-    values, layout = steady_rounds(setting.ordered, setting.requests, setting.passes)
-    assert values.tolist() == [11, 14, 15]
-    assert layout.lengths == ((3,),)
-    found = evaluate(METRICS["steady_round_ms"], setting, study)
-    assert (found.value, found.n) == (14, 3)
+def rounds_of(*passes: list[tuple[int, int, int]], lengths: tuple[tuple[int, ...], ...]) -> Rounds:
+    """Each round as (requests, start, end) in ms."""
+    sizes, starts, ends = (np.array(column, dtype=np.float64) for column in zip(*chain(*passes), strict=True))
+    return Rounds(sizes, sizes, starts * 1e6, ends * 1e6, Layout(lengths))
 
 
-def test_steady_rounds_are_of_a_full_batch_that_stays_as_it_is(synthetic_frames) -> None:
-    """Against the same choice made round by round."""
-    of_all, chosen = 0, 0
-    for setting in study_of(synthetic_frames).settings:
-        tables = (synthetic_frames.steps, synthetic_frames.requests)
-        steps, requests = (one[(one["setting"] == setting.key) & (one["pass_name"] == "clean")] for one in tables)
-        expected = []
-        for key, rounds in steps.groupby(["block", "pass_index"]):
-            rounds = rounds.sort_values("step")
-            own = requests[(requests["block"] == key[0]) & (requests["pass_index"] == key[1])]
-            ends = [-1, *rounds["end_ns"], 1 << 62]
-            joins = [any(first <= at < last for at in own["first_token_ns"]) for first, last in pairwise(ends)]
-            for i, (size, start, end) in enumerate(rounds[["batch_size", "start_ns", "end_ns"]].values.tolist()):
-                if size == steps["batch_size"].max() and not joins[i] and not joins[i + 1]:
-                    expected.append((end - start) / 1e6)
-        values, layout = steady_rounds(setting.ordered, setting.requests, setting.passes)
-        assert sorted(values) == pytest.approx(sorted(expected))
-        assert sum(layout.passes) == len(values)
-        of_all, chosen = of_all + len(steps), chosen + len(values)
-    assert 0 < chosen < of_all
+def test_a_steady_round_is_of_a_full_batch_and_begins_where_the_one_before_ended() -> None:
+    """Two processes, three passes, one without rounds: before the first round of a pass stands none."""
+    first = [(2, 0, 10), (2, 10, 21), (2, 22, 34), (2, 34, 47), (1, 47, 60), (2, 60, 74)]
+    second = [(2, 74, 90), (2, 90, 107)]
+    rounds = rounds_of(first, [], second, lengths=((6, 0), (2,)))
+    values, layout = steady_rounds(rounds)
+    assert values.tolist() == [11, 13, 14, 17]
+    assert layout.lengths == ((3,), (1,))
 
 
-def test_where_every_round_stands_beside_a_prefill_none_is_steady(hand_run, hand_case, hand_request) -> None:
+def test_passes_and_processes_without_a_steady_round_are_not_drawn_from() -> None:
+    apart = [(2, 0, 10), (2, 11, 20)]
+    values, layout = steady_rounds(rounds_of(apart, [(2, 0, 10), (2, 10, 20)], apart, lengths=((2, 2), (2,))))
+    assert (values.tolist(), layout.lengths) == ([10], ((1,),))
+
+
+def test_where_the_host_never_runs_ahead_no_round_is_steady(hand_run, hand_case, hand_request) -> None:
     case = next(case for case in make_cases(arms=("chain",), concurrencies=(1,)))
     request = hand_request("a", 6, (0, 0, 35), ((2, 3, 0),))
     hand = hand_case(case=case, requests=(request,), round_ms=(20,), wall_ms=50, num_nodes=7, verify_width=8)
     study = study_of(load_run(hand_run([hand]).path))
     found = evaluate(METRICS["steady_round_ms"], study.settings[0], study)
-    assert found == NotMeasured(not_measured="every full batch stood beside a prefill")
+    assert isinstance(found, NotMeasured)
+    assert "the host did not run ahead" in found.not_measured
 
 
 def test_layout_follows_processes_and_passes(tmp_path) -> None:

@@ -3,8 +3,8 @@
     PYTHONPATH=. python tests/benchmarks/prefetch_rounds.py [NODES@CONCURRENCY ...]
 
 Needs a GPU that is asked (`kernels/prefetch_triton.py`) and `ddbench models fetch smollm2-135m`. Every size is recorded
-and run with nothing asked for, with the drafter's weights alone, the target's alone, and both, as the models would have
-it: a branch in a round's graph may cost what has no part in it. Microseconds: the round from its clean pass, draft and
+and run with nothing asked for, with the drafter's weights alone, the target's alone, and both, for however many tokens:
+a branch in a round's graph may cost what has no part in it. Microseconds: the round from its clean pass, draft and
 verify from events inside the graph.
 """
 
@@ -25,7 +25,7 @@ from ddbench.models.prefetch import Prefetch
 from ddbench.models.weights import Models, load_models
 from ddbench.spec import ARMS, EngineSpec, WorkloadSpec
 
-SIZES = ("16@1", "64@1", "128@1", "256@1", "512@1", "32@4", "64@4", "128@4", "8@16", "16@16", "64@16")
+SIZES = ("16@1", "64@1", "128@1", "8@16", "15@16", "256@1", "512@1", "32@16", "64@16")
 VARIANTS = {"nothing": (False, False), "drafter": (True, False), "target": (False, True), "both": (True, True)}
 DRIVEN = {"executor": "round_graph", "tree_build": "device", "attention": "tree_triton", "prefill": "graph"}
 
@@ -36,9 +36,9 @@ def spec_of(nodes: int) -> EngineSpec:
 
 
 def allowed(prefetch: Prefetch, is_allowed: bool) -> Callable[..., bool]:
-    """Asks where the models would ask anyway, or nowhere."""
+    """Asks where a forward of one token would, or nowhere: the limit of tokens is what is in question."""
     usual = type(prefetch).is_wanted
-    return lambda *args, **options: is_allowed and usual(prefetch, *args, **options)
+    return lambda num_tokens, **options: is_allowed and usual(prefetch, 1, **options)
 
 
 def measured(models: Models, nodes: int, concurrency: int, asks: tuple[bool, bool]) -> list[float]:

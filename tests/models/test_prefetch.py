@@ -249,7 +249,7 @@ def test_every_layer_asks_for_the_next_and_all_is_joined_before_the_head(
         torch.testing.assert_close(mine, other)
 
 
-def test_a_prefill_asks_for_nothing(device, heads, session, make_ids) -> None:
+def test_a_long_prefill_asks_for_nothing(device, heads, session, make_ids) -> None:
     target, _ = small_pair()
     device.give(target)
     target.prefetch.decide(device.side, 5 * max(map(num_bytes, target.layers)))

@@ -32,12 +32,13 @@ K26_RUNS = ("k26-rank", "k26-rank-c16")  # concurrency 1 and 4, and 16
 
 DEFAULT = {
     "usual: one graph, tree on the device, fused materialize": "ddtree",
-    "`executor=eager`": "ddtree executor=eager",
+    "`executor=eager` (all rounds: none is launched ahead)": "ddtree executor=eager",
     "`executor=stage_graphs`": "ddtree executor=stage_graphs",
     "`tree_build=heap`": "ddtree tree_build=heap",
     "`materialize=sequential`": "ddtree materialize=sequential",
     "`attention=dense_mask`": "ddtree attention=dense_mask",
     "`chain`": "chain",
+    "`prompt_lookup`": "prompt_lookup",
     "`ar`": "ar",
 }
 CONCURRENCIES = (1, 4, 16)
@@ -182,21 +183,25 @@ def test_materialize_launches_so_many_kernels() -> None:
 
 
 def test_what_the_heap_adds_is_a_difference_of_steady_rounds() -> None:
-    usual, heap = rounds("default", "ddtree"), rounds("default", "ddtree tree_build=heap")
-    added = [1000 * (long - short) for long, short in zip(heap, usual, strict=True)]
+    def added(heap: list[float], usual: list[float]) -> list[float]:
+        return [1000 * (long - short) for long, short in zip(heap, usual, strict=True)]
+
+    in_graphs = "ddtree tree_build=heap executor=round_graph"
+    default = added(rounds("default", "ddtree tree_build=heap"), rounds("default", "ddtree"))
+    executor = added(rounds("executor", in_graphs), rounds("executor", ALSO_USUAL["executor"]))
     (captured,), (captured_heap,) = (rounds("captures", one, [1]) for one in ("ddtree", "ddtree tree_build=heap"))
-    (executor,) = rounds("executor", "ddtree tree_build=heap executor=round_graph", [1])
-    captured, captured_heap, executor = 1000 * captured, 1000 * captured_heap, 1000 * executor
-    extra = captured_heap - captured
+    shares = [sorted(round(each / 45) for each in pair) for pair in zip(default, executor, strict=True)]
+    eager = (("default", "ddtree executor=eager"), ("executor", "ddtree executor=eager tree_build=device"))
+    at_one = [rounds(run, label, [1])[0] for run, label in (*eager, ("captures", "ddtree executor=eager"))]
     assert_reads(
         INDEX,
-        f"a tree built on the host adds {digits(added, last=' and ')} us to rounds of "
-        f"{us('default', 'ddtree', ' and ')} us (`default`), "
-        f"and {extra:.0f} us to one of {captured:.0f} us in `captures`",
-        f"of a round of 4.5 ms these are {digits((each / 45 for each in added), last=' and ')} %, "
-        f"and {extra / 45:.0f} % |",
-        f"a round with the heap takes {1000 * heap[0]:.0f} us in `default`, {executor:.0f} us in `executor` and "
-        f"{captured_heap:.0f} us in `captures`",
+        f"a tree built on the host adds {digits(default, last=' and ')} us to steady rounds of "
+        f"{us('default', 'ddtree', ' and ')} us in `default`, {digits(executor, last=' and ')} us in `executor`, and "
+        f"{1000 * (captured_heap - captured):.0f} us to one of {1000 * captured:.0f} us in `captures`",
+        f"of a round of 4.5 ms these are {listed((digits(pair, last=' to ') for pair in shares), ' and ')} % |",
+        f"steady rounds with the heap take {us('default', 'ddtree tree_build=heap', ' and ')} us in `default`, "
+        f"{us('executor', in_graphs, ' and ')} us in `executor`, at concurrency 1 and in `captures` "
+        f"{1000 * captured_heap:.0f} us; eager rounds at concurrency 1 take {digits(at_one, 1, ' and ')} ms",
     )
 
 
@@ -495,18 +500,21 @@ def test_the_gate_of_single_ops_passed_and_failed_as_its_reports_say() -> None:
 
 def test_older_runs_are_told_from_those_of_one_code() -> None:
     digests = {run: said(run, r"^\| Code digest \| (\w+) \|")[0] for run in RUNS}
-    assert {run for run, digest in digests.items() if digest != digests["default"]} == OLDER
+    of_one = [{run for run in RUNS if digests[run] == digests[name]} for name in ("default", "k26-verify", "k26-rank")]
+    assert of_one[1:] == [{"k26-verify", "k26-rank-c16"}, {"k26-rank", "k26-captures"}]
+    assert of_one[0] == RUNS - OLDER
     began = {run: quoted.began(run)[11:16] for run in OLDER}
     assert_reads(
         INDEX,
-        f"`k26-verify`, `k26-rank-c16`, `k26-captures` and `k26-rank` are older: they began at {began['k26-verify']}, "
-        f"{began['k26-rank-c16']}, {began['k26-captures']} and {began['k26-rank']}.",
+        f"`k26-verify` and `k26-rank-c16` began at {began['k26-verify']} and {began['k26-rank-c16']}, "
+        f"`k26-captures` and `k26-rank` at {began['k26-captures']} and {began['k26-rank']};",
     )
-    assert {quoted.began(run)[:13] for run in RUNS - OLDER} <= {"2026-11-30T19", "2026-11-30T20"}
+    assert {quoted.began(run)[:13] for run in of_one[0]} == {"2026-11-30T19", "2026-11-30T20"}
 
 
 def test_older_runs_build_a_chain_and_commit_as_their_rows_say() -> None:
     chain, tree = (stage_us("k26-rank", "tree_build", [label], 1).item() for label in ("chain draft=oracle", K26))
+    accept, now = (stage_us(run, "accept", ["ar"], 1).item() for run in ("k26-rank", "default"))
     commits = []
     for run in OLDER:
         cases, stages = quoted.rows(run, "cases"), quoted.rows(run, "stages")
@@ -517,6 +525,7 @@ def test_older_runs_build_a_chain_and_commit_as_their_rows_say() -> None:
     assert_reads(
         INDEX,
         f"In `k26-rank` their chain's tree takes {chain:.0f} us to build, where one of 32 nodes takes {tree:.0f}",
+        f"`ar` takes {accept:.0f} us to accept, {now:.0f} since",
         f"`commit` shows {min(commits):.0f} to {max(commits):.0f} us",
     )
 
@@ -532,26 +541,43 @@ def test_a_busy_host_is_told_of_every_run() -> None:
 def test_two_runs_of_one_code_differ_by_more_than_their_intervals_but_not_in_steady_rounds() -> None:
     default, materialize = (said(run, TREE_OVER_CHAIN)[-1] for run in ("default", "materialize"))
     assert float(materialize[2]) < float(default[1])
-    steady = {
-        arm: [rounds("default", arm, [16])[0], rounds("materialize", f"{arm} materialize=fused", [16])[0]]
-        for arm in ("ddtree", "chain")
-    }
-    tree, chain = (digits((1000 * value for value in values), last=" and ") for values in steady.values())
+    alike = []
+    for arm in ("ddtree", "chain"):
+        both = [*rounds("default", arm, [16]), *rounds("materialize", f"{arm} materialize=fused", [16])]
+        assert both == pytest.approx(both[::-1], rel=0.02)
+        alike.append(digits((1000 * value for value in both), last=" and ") + " us")
+    steps = [metric("default", "ar", 16, "steady_round_ms"), metric("materialize", "ar", 16, "steady_round_ms")]
+    assert steps[1].high < steps[0].low
+    (third,) = rounds("executor", "ar executor=round_graph", [16])
+    counts = [
+        f"{metric('default', arm, 16, 'steady_round_ms').n:.0f} of {metric('default', arm, 16).n:.0f} with the {name}"
+        for arm, name in (("ddtree", "tree"), ("chain", "chain"))
+    ]
     assert_reads(
         INDEX,
-        f"{times(*default)} the chain in `default` and {times(*materialize)} in `materialize`.",
+        f"{times(*default)} the chain in `default` and {times(*materialize)} in `materialize`;",
         f"in `default` the chain through the tree machinery, the same work, is {over('default', 'chain_via_tree', 16)} "
         "the chain.",
-        f"Their steady rounds agree: {tree} us with the tree, {chain} with the chain.",
+        f"{listed(counts, ' and ')} are steady there.",
+        f"Steady rounds of the tree and of the chain agree, {listed(alike)};",
+        f"do not: {digits(1000 * one.value for one in steps)} and, in `executor`, {1000 * third:.0f} us.",
     )
 
 
-def test_rounds_beside_a_prefill_are_longer_as_their_rows_say() -> None:
-    usual = [1000 * metric("default", "chain", c).value for c in CONCURRENCIES]
+def test_rounds_that_are_not_launched_ahead_are_longer() -> None:
+    steady, usual = rounds("default", "chain"), [metric("default", "chain", c).value for c in CONCURRENCIES]
+    assert all(short < long for short, long in zip(steady, usual, strict=True))
+    counts = [int(metric("default", arm, 16, "steady_round_ms").n) for arm in ("ddtree", "chain", "ar")]
     assert_reads(
         README,
-        f"over all rounds the chain's medians are {digits(usual, last=' and ')} us",
+        f"over all rounds the chain's medians are {digits((1000 * value for value in usual), last=' and ')} us",
+        f"at concurrency 16 these are {counts[0]} rounds of a tree, {counts[1]} of the chain, {counts[2]} of `ar`",
     )
+
+
+def test_nano_k2_is_not_separated_from_prompt_lookup() -> None:
+    one, four, sixteen = said("default", rf"separated in speed at .*? {NUMBER}x\), .*? {NUMBER}x\) .*? {NUMBER}x\)")[0]
+    assert_reads(README, f"not separated from `prompt_lookup` at any concurrency ({one}x, {four}x and {sixteen}x)")
 
 
 def test_commit_is_longer_than_its_kernels_as_its_rows_say() -> None:
@@ -568,3 +594,14 @@ def test_commit_is_longer_than_its_kernels_as_its_rows_say() -> None:
 def test_verify_of_many_tokens_is_quoted_as_its_rows_say() -> None:
     now = [stage_us("smollm2-budget", "verify", [budget(n)], c).item() for n, c in ((256, 1), (128, 4))]
     assert_reads(INDEX, f"this one takes {now[0]:,.0f} and {now[1]:,.0f}")
+
+
+def test_trees_with_a_warning_are_told() -> None:
+    cases = quoted.rows("smollm2-budget", "cases").dropna(subset="warnings")
+    in_torch = cases[cases.warnings.str.contains("draft_topk ran in plain torch")].label
+    assert set(in_torch) == {f"{budget(512)} c={c}" for c in CONCURRENCIES}
+    differing = cases[cases.warnings.str.contains("emitted different tokens")]
+    assert len(differing) == 6
+    assert set(differing.concurrency) == {4, 16}
+    assert {differing.node_budget.min(), differing.node_budget.max()} == {64, 512}
+    assert_reads(INDEX, "of six wide trees at concurrency 4 and 16 (64 to 512 nodes) the two passes emitted different")

@@ -192,6 +192,15 @@ def test_nothing_ablated_is_a_reason(run_of) -> None:
     assert ACCEPTANCE_LABELS["none"] in headline(evidence).notes
 
 
+def test_no_column_of_steady_rounds_where_the_host_never_ran_ahead(full: Evidence, full_run: Path) -> None:
+    frames = load_run(full_run)
+    waited = dataclasses.replace(frames, steps=frames.steps.assign(start_ns=frames.steps["start_ns"] + 1))
+    for evidence, expected in ((full, True), (evidence_of(waited), False)):
+        titles = [column.title for column in arms(evidence).tables[0].columns]
+        assert "Round" in titles
+        assert ("Steady round" in titles) is expected
+
+
 def test_stage_times_and_gap_make_up_the_round(full: Evidence) -> None:
     section = stages(full)
     assert isinstance(section, Section)
