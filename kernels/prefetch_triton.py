@@ -16,7 +16,7 @@ Measured on an H200, the next layer's weights asked for at the start of every la
     asked for          630       738       920        984       985
 
 Whole rounds of SmolLM2-135M and its drafter (`tests/benchmarks/prefetch_rounds.py`), us, by nodes at a concurrency and
-tokens verified; what was asked for:
+tokens verified; what was asked for (one recording each: of the same, two differ by up to 30 us):
 
     nodes at concurrency         16@1  64@1 128@1  8@16 15@16 256@1 512@1 32@16
     tokens                         17    65   129   144   256   257   513   528

@@ -98,7 +98,7 @@ METRICS: dict[str, Metric] = {
             "ms",
             "lower",
             "median duration of a round of a full batch (the largest) that begins where the one before it ends: the "
-            "host launched it ahead, and the device waits for nobody; the interval as for a round",
+            "host launched it ahead; the interval as for a round",
             ("steps",),
             speed.steady_round_time,
             counted="rounds",
