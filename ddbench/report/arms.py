@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ddbench.analysis.metrics import METRICS
 from ddbench.analysis.settings import Setting
 from ddbench.analysis.values import Estimate
@@ -22,7 +24,6 @@ ARM_METRICS: tuple[str, ...] = (
 )
 MARKED_METRICS: tuple[str, ...] = ("output_tok_per_s", "tpot_ms", "speedup_vs_ar", "speedup_vs_chain")
 MINOR_METRICS: tuple[str, ...] = ("ttft_ms", "round_ms", "steady_round_ms", "acceptance_length_macro")
-WHERE_MEASURED: tuple[str, ...] = ("steady_round_ms",)  # no column where the host never runs ahead, as on a CPU
 MAX_ROWS_DRAWN = 16  # per panel; the tables hold everything
 
 
@@ -45,12 +46,7 @@ def arms(evidence: Evidence) -> Section | Skipped:
 
 def _arms_table(evidence: Evidence, concurrency: int) -> Table:
     settings = evidence.arms_at(concurrency)
-    metrics = [
-        metric
-        for metric in cells.metrics_named(ARM_METRICS)
-        if metric.name not in WHERE_MEASURED
-        or any(isinstance(evidence.value(setting, metric.name), Estimate) for setting in settings)
-    ]
+    metrics = [metric for metric in cells.metrics_named(ARM_METRICS) if _has_column(evidence, metric.name, settings)]
     candidates = [s for s in settings if evidence.may_be_best(s)]
     best = {
         (run, name): cells.best_of(
@@ -69,6 +65,12 @@ def _arms_table(evidence: Evidence, concurrency: int) -> Table:
     columns = (Column("Arm", is_number=False), *measured, Column("n", tip="prompts"))
     table = Table(f"Concurrency {concurrency}", columns, tuple(rows), is_headline=True)
     return cells.with_notes(table)
+
+
+def _has_column(evidence: Evidence, metric: str, settings: Sequence[Setting]) -> bool:
+    """A minor metric has one where a setting has a value: on a CPU, say, no host runs ahead and no round is steady."""
+    values = (evidence.value(setting, metric) for setting in settings)
+    return metric not in MINOR_METRICS or any(isinstance(value, Estimate) for value in values)
 
 
 def arm_cell(evidence: Evidence, setting: Setting, metric: str, best_key: str | None) -> Cell:
