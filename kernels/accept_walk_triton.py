@@ -8,7 +8,7 @@ itself, every other one at its parent; after ceil(log2 L) pointer doublings exac
 Siblings differ, so these are one path, in index order, and a running count gives each its place. Unused slots point at
 themselves too: what they hold is compared, never followed.
 Floor: B = 16, N = 65: 26 KB read, 4 KB written: nothing; the chain launch - loads - shuffles - stores binds.
-Measured on an H200 (`bench-ops`, cold, in a graph, cut included): 3.4 us at batch 1, 3.5 us at 16; predicted: 4 us. If
+Measured on an H200 (`bench-ops`, cold, in a graph, cut included): 3.3 us at batch 1, 3.4 us at 16; predicted: 4 us. If
 it misses: the four loads of a program must leave together (no load may wait for `num_nodes`), one warp up to 128 slots
 (no barrier).
 

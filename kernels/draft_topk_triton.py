@@ -19,7 +19,7 @@ Broken rows: maxima ignore a NaN, sums of exponentials do not, and +inf makes in
 NaN and so are all K log-probabilities of the row. The ids stay legal: padding orders below every value, NaN included.
 
 Floor at V = 163,840, L = 7, K = 64, bf16: 2.3 MB a request (1.15 M exponentials): 0.5 us at batch 1, 8.5 us at batch 16
-at 4.4 TB/s (fp32 logits: twice that). On an H200 (`bench-ops`, cold) 15.0 us at batch 1, 26.2 us at batch 16;
+at 4.4 TB/s (fp32 logits: twice that). On an H200 (`bench-ops`, cold) 15.0 us at batch 1, 26.3 us at batch 16;
 predicted 8-14 and 18-30. The first launch is memory-bound at batch 16 (10-18 us) and 3 us of latency at batch 1. The
 merge is latency of one program a row, the same at any batch up to 18 (132 rows at once): two scans, three trips to the
 L2 cache, and counting steps of about 200 cycles (compare, warp sum, one barrier). On normal logits 8-13 steps select

@@ -19,7 +19,7 @@ hidden, Ld drafter layers, G KV heads, hd head dim, S cache rows, X splits of a 
 
 Floor, Kimi-K2.6 drafter (K*Dt = 43008, D = 7168, Ld = 6, G*hd = 1024), bf16, whatever M <= 16: 616.6 MB of fc and
 176.2 MB of K/V weights, 180 us at 4.4 TB/s; 12.7 GFLOP for 16 rows, 16 us of tensor cores: DRAM binds.
-On an H200 (`bench-ops`) 188-194 us for 1-16 tokens, 1.02-1.05x. Predicted were 206 us, 1.14x: fc 152 us and K/V 44 us
+On an H200 (`bench-ops`) 191-199 us for 1-16 tokens, 1.02-1.06x. Predicted were 206 us, 1.14x: fc 152 us and K/V 44 us
 at 92 % of the read ceiling: 784 and 768 programs, 2.97 and 2.91 waves of 264, two per multiprocessor with 4 of 5 stages
 of 16 KB of weights in flight each, 128 KB where latency x bandwidth asks for about 33; 3 us for each of the two small
 launches, 1 us per launch in a graph to drain and fill. Partial sums (3.2 MB for each GEMM at 16 rows) stay in the L2

@@ -12,7 +12,7 @@ fp32 inside, one rounding at the end. The sum with the residual is rounded befor
 what is normalised, as when the two ops run apart.
 
 Floor: K2.6, 65 nodes x 7168 x 2 B, read and written: 1.9 MB or 0.4 us at 4.4 TB/s (with residual 3.7 MB), 16 requests
-30 MB or 7 us (60 MB, 14 us). On an H200 (`bench-ops`, cold) 2.0-2.1 us up to 65 rows, 9.0 us at 1040, 16 with the
+30 MB or 7 us (60 MB, 14 us). On an H200 (`bench-ops`, cold) 2.0-2.1 us up to 65 rows, 9.1 us at 1040, 15 with the
 residual. Prediction, in a graph: 2.5 us up to 132 rows (load, sum over 8 warps, store:
 latency binds), 9 us at 1040 rows (17 with the residual; DRAM, if the L2 cache does not hold the rows still).
 Of two fp32 parts, 33 rows, predicted 2.8 us: 1.4 MB more to read, from the L2 cache, all loads on their way at once.

@@ -15,13 +15,13 @@ Floor: the weight's bytes. Measured on an H200 over cold weights, us (floor at 4
 chain of dependent launches with the product's reader:
 
     outputs x inputs    tokens    floor    alone: cuBLAS, this    chained: cuBLAS, this    parts
-    2112 x 7168         33          7.2     13.8     9.4           14.6    11.4            4      q and kv, compressed
-    12288 x 1536        33          9.0     12.5    12.8           15.0    13.0            1      q
-    7168 x 8192         33         27.6     31.7    31.4           36.2    33.6            1      out of attention
-    4096 x 7168         33         13.9     20.3    16.4           21.7    18.8            2      shared experts, up
+    2112 x 7168         33          7.2     13.9     9.5           14.6    11.4            4      q and kv, compressed
+    12288 x 1536        33          9.0     12.3    12.8           15.0    13.0            1      q
+    7168 x 8192         33         27.6     31.6    31.5           36.2    33.6            1      out of attention
+    4096 x 7168         33         13.9     20.4    16.6           21.7    18.8            2      shared experts, up
     7168 x 2048         33          7.0     10.1     9.3           12.5    10.7            1      and down
-    36864 x 7168        8         123.4    131.4   121.1          139.5   127.8            1      drafter, up
-    7168 x 18432        8          61.7     68.8    64.5           76.8    65.5 in two     1      and down
+    36864 x 7168        8         123.4    127.9   123.4          139.5   127.8            1      drafter, up
+    7168 x 18432        8          61.7     74.3    64.8           76.8    65.5 in two     1      and down
 
 That chain's reader alone is 1.3 to 3.1. On one of eight ranks of Kimi-K2.6 verify of 33 tokens fell from 17.1 to 16.1
 ms, a plain decoding step from 9.2 to 8.1 ms and drafting from 2.4 to 2.2 ms, with `compressed_rows` (predicted: 0.9 and

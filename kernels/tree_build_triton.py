@@ -17,8 +17,8 @@ Why not level by level: a level has 280 candidates at a budget of 64, with keys 
 tie-break). That costs a sort of two tensors, or 512 x 512 comparisons, 5-7 us a level by the issue rate; for 7 levels
 and a sort over all of them about 50 us. A best-first step is about 95 instructions of one warp, 300-450 cycles.
 
-Floor at L = 7, K = 64, budget 64: 7.3 KB a request; nothing but latency binds. On an H200 (`bench-ops`, cold) 13.8 us
-at batch 1, 14.4 us at 16; predicted 12-18 us at any batch up to 132 (a step: three reductions of 40-50 cycles, one pair
+Floor at L = 7, K = 64, budget 64: 7.3 KB a request; nothing but latency binds. On an H200 (`bench-ops`, cold) 13.7 us
+at batch 1, 14.3 us at 16; predicted 12-18 us at any batch up to 132 (a step: three reductions of 40-50 cycles, one pair
 of L1 loads, 40, an fp64 subtraction, selects; then the first touches of 14 cache lines). 256 nodes: about 100 us. If it
 misses: load `log_probs` once as a tile in front of the loop, so that no step waits for the L2 cache; then two
 candidates a step where the second stays the best.
