@@ -201,7 +201,8 @@ def test_what_the_heap_adds_is_a_difference_of_steady_rounds() -> None:
         f"of a round of 4.5 ms these are {listed((digits(pair, last=' to ') for pair in shares), ' and ')} % |",
         f"steady rounds with the heap take {us('default', 'ddtree tree_build=heap', ' and ')} us in `default`, "
         f"{us('executor', in_graphs, ' and ')} us in `executor` (concurrency 1, 4, 16) and "
-        f"{1000 * captured_heap:.0f} us in `captures` (concurrency 1); eager rounds at concurrency 1 take {digits(at_one, 1, ' and ')} ms",
+        f"{1000 * captured_heap:.0f} us in `captures` (concurrency 1); "
+        f"eager rounds at concurrency 1 take {digits(at_one, 1, ' and ')} ms",
     )
 
 
